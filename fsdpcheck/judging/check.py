@@ -179,14 +179,14 @@ def _not_asked(law: Law, run: Run, asked: tuple[int, ...]) -> Verdict | None:
     """What is said of a law of which no case is drawn on the numbers of ranks ``asked``; None where some are."""
     features, sizes, vain = run.features, sizes_for(law, asked), ""
     reason = law.not_promised(run.declared.features) or _avoided(law, run)
+    if not reason and law.on_real_ranks and run.engine.name == "simulated":
+        return Verdict(law.name, run.adapter_ref, "not asked", reason=_SIMULATED_ALONE)
     if not reason:
         vain = law.vain_on(asked)
     if not reason and not vain and features.max_world_size is not None and features.max_world_size < min(sizes):
         words = ", ".join(map(str, sizes))
         vain = f"the adapter takes at most {features.max_world_size} ranks, asked were {words}"
-    alone = _SIMULATED_ALONE if not reason and law.on_real_ranks and run.engine.name == "simulated" else ""
-    if alone or (vain and run.engine.name == TORCHRUN):  # nobody chose these numbers for the law
-        vain = alone or vain
+    if vain and run.engine.name == TORCHRUN:  # nobody chose these numbers for the law
         return Verdict(law.name, run.adapter_ref, "not asked", reason=vain)
     if vain:
         return Verdict(law.name, run.adapter_ref, "no case", reason=vain, exit_code=USAGE)

@@ -154,7 +154,7 @@ def chosen_laws(globs: tuple[str, ...]) -> list[Law]:
 
 
 def of_engine(laws: list[Law], engine: str) -> list[Law]:
-    """Those that are asked on such ranks, all but what compares real ones with simulated ones.
+    """Those that are for such ranks: on simulated ones all but what compares real ones with them.
 
     Raises UsageError when none is left.
     """

@@ -88,7 +88,7 @@ class Simulation:
     steps: tuple[int, ...] = ()
     """Of a rank alone: how many calls it had made when the optimizer that stepped first had stepped, each time."""
     made_up: tuple[tuple[str, int], ...] = ()
-    """Of tensors without values: the lines that asked for one and were given a 1, and how often."""
+    """Of tensors without values: the lines for which one was made up, and how often."""
 
     def check(self) -> Simulation:
         """Itself. Raises SimulationFailed, with the report, unless every rank came to its end."""
