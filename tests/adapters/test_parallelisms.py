@@ -13,7 +13,7 @@ from torch.distributed.tensor import DTensor, Shard
 
 from fsdpcheck import adapters
 from fsdpcheck.adapters.builtin.sequence_parallel import SequenceParallel
-from fsdpcheck.case import BatchLayout, LayerSpec, MeshSpec, ModelSpec, StepSpec, TrainingCase
+from fsdpcheck.case import BatchLayout, LayerSpec, MeshSpec, ModelSpec, OptimizerSpec, StepSpec, TrainingCase
 from fsdpcheck.checks.training import assert_gradients_equal, assert_parameters_equal
 from fsdpcheck.engines.simulated import SimulatedEngine
 from fsdpcheck.findings import tokens
@@ -116,6 +116,19 @@ def test_data_ranks_of_tensor_parallel_reduce_where_they_are_to_reduce(engine: S
     assert (case.mesh.dp_shard, case.step.sync_every) == (3, False)
     run = Run(engine, "tensor_parallel")
     assert_gradients_equal(run(case, observe={"grads"}), run.answer(case))
+
+
+def test_weight_decay_of_a_replicated_parameter_is_not_added_up_of_thirds(engine: SimulatedEngine) -> None:
+    """Of a Partial gradient and a Replicate parameter DTensor adds a third of the parameter on each of three ranks."""
+    case = replace(
+        ALONG_TP,
+        model=ModelSpec((LayerSpec(6),), "tokens", features=6, length=3, vocabulary=6, units=(1, 1)),
+        mesh=MeshSpec(axes=(("tp", 3),)),
+        layout=BatchLayout("contiguous", 8),
+        step=StepSpec(steps=2, normaliser=1, optimizer=OptimizerSpec("sgd", 2, weight_decay=0.5)),
+    )
+    run = Run(engine, "sequence_parallel")
+    assert_parameters_equal(run(case), run.answer(case))
 
 
 POSITIONS = replace(

@@ -16,7 +16,7 @@ from torch.distributed.fsdp import FSDPModule, fully_shard
 from torch.distributed.tensor import DTensor, Replicate, distribute_module
 from torch.distributed.tensor.parallel import ColwiseParallel, ParallelStyle, RowwiseParallel, parallelize_module
 
-from fsdpcheck.adapters.contract import Features, GlobalNormRule, Setup, Trait
+from fsdpcheck.adapters.contract import Batch, Features, GlobalNormRule, Setup, Trait
 from fsdpcheck.adapters.training_loop import ORDINARY, PLAIN_REASONS, TrainingLoop, mesh_of
 
 
@@ -43,7 +43,18 @@ def plan(model: nn.Module) -> dict[str, ParallelStyle]:
 
 
 class Loop(TrainingLoop):
-    """The ordinary loop, in which data ranks reduce gradients only where they are to be reduced."""
+    """The ordinary loop, in which data ranks reduce gradients only where they are to be reduced.
+
+    The optimizer is given reduced gradients. Of a gradient that is Partial and a parameter that is Replicate it would
+    add ``weight_decay * parameter`` as one n-th a rank, rounded: on three ranks 15.75 becomes 15.749999999999998.
+    """
+
+    def accumulate(self, batch: Batch) -> None:
+        super().accumulate(batch)
+        for parameter in self.model.parameters():
+            if isinstance(parameter.grad, DTensor) and any(at.is_partial() for at in parameter.grad.placements):
+                assert isinstance(parameter, DTensor), "a gradient that is a DTensor, of a parameter that is none"
+                parameter.grad = parameter.grad.redistribute(placements=parameter.placements)
 
     def reducing(self, number: int, last: int) -> AbstractContextManager[object]:
         if isinstance(self.model, FSDPModule):
