@@ -52,12 +52,16 @@ class Diagnosed:
 
 
 def reports(seed: int = 0, pattern: str = "*") -> Iterator[str]:
-    """What is said of each fault whose name matches (fnmatch), then the totals; ``seed`` draws other cases."""
+    """What is said of each fault whose name matches (fnmatch), then the totals; ``seed`` draws other cases.
+
+    Those that show on real ranks alone are left out.
+    """
     found = []
     engine = SimulatedEngine()
+    unseen = {name for name, law in registry.chapters().items() if law.on_real_ranks}
     try:
         for fault in faults.ALL.values():
-            if fnmatch.fnmatchcase(fault.name, pattern):
+            if fnmatch.fnmatchcase(fault.name, pattern) and fault.caught_by not in unseen:
                 found.append(_one(engine, fault, seed))
                 yield from found[-1].lines()
     finally:

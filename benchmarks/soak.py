@@ -130,9 +130,9 @@ def honest() -> list[tuple[str, tuple[int, ...]]]:
 
 
 def promised(adapter: str) -> list[str]:
-    """The laws that are asked of it: those that it promises, and that no adapter which it is a variant of is asked."""
+    """The laws that simulated ranks of it are judged by: those that it promises, and no adapter it is a variant of."""
     features = adapters.load(adapter).features
-    found = [one for one in chapters().values() if not one.not_promised(features)]
+    found = [one for one in chapters().values() if not (one.on_real_ranks or one.not_promised(features))]
     return [one.name for one in found if not (_a_variant(adapter) and one.promise in WITHOUT_MODEL)]
 
 

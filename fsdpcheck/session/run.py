@@ -12,7 +12,7 @@ import json
 import os
 import platform
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import replace
 from datetime import datetime
@@ -67,8 +67,8 @@ def run_session(plan: Plan, emit: Emit, pairs: Iterable[Pair] | None = None, eng
     with ExitStack() as stack:
         used = engine or _opened(stack, plan.engine, plan.budget)
         declared = _declared(plan.adapters, used, loaded)
-        notes = {"notes": seen.notes if seen else (), "sources": loaded.sources().to_data()}
-        emit({**_plan_event(plan, laws, declared), **notes})
+        notes = (*(seen.notes if seen else ()), *_too_many_ranks(plan, declared))
+        emit({**_plan_event(plan, laws, declared), "notes": notes, "sources": loaded.sources().to_data()})
         run = Run(used, plan.adapters[0], plan.installs, avoid=avoid, own=seen.own if seen else None)
         check = Check(plan, run, emit, Confirming(stack, plan, used), loaded)
         if pairs is None:
@@ -88,6 +88,15 @@ def _declared(refs: Iterable[str], engine: Engine, loaded: provenance.Loaded) ->
         registry.require_known(ref, declared.laws)
         found[ref] = declared.features
     return found
+
+
+def _too_many_ranks(plan: Plan, declared: Mapping[str, Features]) -> Iterator[str]:
+    """A sentence for each adapter that takes fewer ranks than were requested: no law is judged on those."""
+    for ref, has in declared.items():
+        left = [size for size in dict.fromkeys(plan.world_sizes) if size > (has.max_world_size or size)]
+        if left:
+            numbers = ", ".join(map(str, left))
+            yield f"no law is judged on {numbers} ranks: {ref} takes at most {has.max_world_size}"
 
 
 def _all(laws: list[Law], declared: Mapping[str, Features], check: Check, emit: Emit) -> None:

@@ -59,7 +59,7 @@ def test_the_laws_of_plain_training_hold(name: str, law: str, engine: SimulatedE
 def test_each_law_that_is_promised_holds(name: str, engine: SimulatedEngine) -> None:
     run, judged = Run(engine, name), {}
     for law in chapters().values():
-        if not law.not_promised(run.features):
+        if not law.on_real_ranks and not law.not_promised(run.features):
             judged[law.name] = check_law(law, run, most=20).status
     assert set(judged.values()) <= {"holds", "not supported"}, judged
     assert len(judged) > 5

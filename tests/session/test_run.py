@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -50,6 +52,21 @@ def test_a_finding_is_replayed_from_its_token() -> None:
     again = run.replayed(token, "simulated")
     assert again.finding is not None
     assert (again.finding.got, again.finding.where) == (verdict["finding"]["got"], verdict["finding"]["where"])
+
+
+def test_ranks_that_an_adapter_does_not_take_are_named(tmp_path: Path) -> None:
+    narrow = tmp_path / "narrow.py"
+    narrow.write_text(
+        "from dataclasses import replace\nfrom fsdpcheck.adapters import load\n"
+        'adapter = load("reference")\nadapter.features = replace(adapter.features, max_world_size=2)\n'
+    )
+    plan = Plan((f"{narrow}:adapter",), ("training.plain",), world_sizes=(1, 2, 4, 8))
+    events: list[dict[str, Any]] = []
+    run.run_session(plan, events.append, pairs=iter(()))
+    assert events[0]["notes"] == (f"no law is judged on 4, 8 ranks: {narrow}:adapter takes at most 2",)
+    events.clear()
+    run.run_session(replace(plan, world_sizes=(1, 2)), events.append, pairs=iter(()))
+    assert events[0]["notes"] == ()
 
 
 def test_pairs_that_are_given_are_all_that_is_checked() -> None:
