@@ -1,12 +1,14 @@
 """Provenance: the files and packages that a verdict was found out with, as hashes and versions. Imports no torch.
 
 A verdict depends on the code that the process which judged it had loaded by then. Of fsdpcheck itself that is one hash
-over all its sources; of installed packages their versions; of every other module, the adapter's file and what it
-imports among them, the content of its file. Data that a module reads, and what its environment holds, is not seen.
+over all its sources; of installed packages their builds, in which a file that was edited after its installation
+shows; of every other module, the adapter's file and what it imports among them, the content of its file. Data that a
+module reads, and what its environment holds, is not seen.
 """
 
 from __future__ import annotations
 
+import csv
 import hashlib
 import importlib.util
 import json
@@ -31,12 +33,15 @@ GONE: Final = "gone"
 _UNKNOWN: Final = "written while the process ran"
 """Stands for the content of a file that may have been written after its import; it is like no other's."""
 
+_CODE: Final = (".py", ".so", ".pyd", ".dll", ".dylib")
+_SHOWN: Final = 12  # of the digits of a build, beside its version
+
 _DIGITS: Final = 32  # of a hash in hexadecimal: 128 bits, of which no two files of a project share
 
 
 @dataclass(frozen=True)
 class Sources:
-    """``own``: hash of fsdpcheck's sources. ``files``: path -> hash of its content. ``packages``: name -> version."""
+    """``own``: hash of fsdpcheck's sources. ``files``: path -> hash of its content. ``packages``: name -> its build."""
 
     own: str
     files: Mapping[str, str] = field(default_factory=dict)
@@ -61,8 +66,8 @@ class Sources:
         files = {path: now.files.get(path) or content(path) for path in self.files}
         told = [_became(Path(path).name, then, files[path]) for path, then in self.files.items()]
         told += [f"{Path(path).name} is new" for path in now.files if path not in self.files]
-        versions = {name: now.packages.get(name) or installed().get(name, GONE) for name in self.packages}
-        told += [_became(name, then, versions[name], shown=True) for name, then in self.packages.items()]
+        builds = {name: now.packages.get(name) or build(name) for name in self.packages}
+        told += [_became(name, then, builds[name], shown=True) for name, then in self.packages.items()]
         return ", ".join(dict.fromkeys(filter(None, told)))
 
 
@@ -88,7 +93,9 @@ class Loaded:
 
     def sources(self) -> Sources:
         """Of everything that is loaded now, or was before."""
-        return Sources(own(), self.files(), self.packages())
+        here = installed()  # ranks on other machines have told of theirs
+        builds = {name: build(name) if here.get(name) == told else told for name, told in self.packages().items()}
+        return Sources(own(), self.files(), builds)
 
     def files(self) -> dict[str, str]:
         """Path -> hash of its content, of what is loaded now, or was before."""
@@ -154,9 +161,41 @@ def own() -> str:
 @cache
 def installed() -> Mapping[str, str]:
     """Distribution, by normalised name -> version, of what is installed in the folders for it."""
+    return {name: version for name, (version, _) in _distributions().items()}
+
+
+@cache
+def build(name: str) -> str:
+    """Version and files of an installed distribution, "1.6.0 (9f86d081884c)"; GONE where it is not installed.
+
+    The digits stand for the hashes that its RECORD has of its code; of a file that was written after RECORD, which an
+    installer writes last, for its content. A file whose time was set back by hand is not seen to be edited.
+    """
+    if name not in installed():
+        return GONE
+    version, info = _distributions()[name]
+    record = info / "RECORD"
+    if not record.exists():
+        return version
+    finished, folder, rows = record.stat().st_mtime_ns, str(info.parent), []
+    for file, kept, _ in csv.reader(record.read_text(encoding="utf-8").splitlines()):
+        if kept and file.endswith(_CODE) and not file.startswith(("..", os.sep)):
+            with suppress(OSError):  # of an optional file that was taken away nothing is loaded
+                path = f"{folder}/{file}"
+                rows.append((file, content(path) if os.stat(path).st_mtime_ns > finished else kept))
+    return f"{version} ({digest(sorted(rows))[:_SHOWN]})"
+
+
+@cache
+def _distributions() -> Mapping[str, tuple[str, Path]]:
+    """Distribution, by normalised name -> (version, folder of what its installer noted)."""
     folders = [folder for folder in sites() if os.path.isdir(folder)]
-    names = (re.fullmatch(r"(.+)-([^-]+)\.dist-info", name) for folder in folders for name in os.listdir(folder))
-    return {_normal(name[1]): name[2] for name in names if name}
+    names = (
+        (re.fullmatch(r"(.+)-([^-]+)\.dist-info", name), Path(folder, name))
+        for folder in folders
+        for name in os.listdir(folder)
+    )
+    return {_normal(name[1]): (name[2], path) for name, path in names if name}
 
 
 def _modules() -> Iterator[tuple[str, str]]:

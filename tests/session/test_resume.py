@@ -7,7 +7,7 @@ import json
 import os
 import random
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
@@ -116,13 +116,14 @@ def test_what_changed_is_named_and_everything_else_stands(tmp_path: Path) -> Non
     mine, other = (str(tmp_path / name) for name in ("mine.py", "other.py"))
     for path in (mine, other):
         Path(path).write_text("one = 1\n")
-    own, version = provenance.own(), provenance.installed()["torch"]
+    own, version = provenance.own(), provenance.build("torch")
     here = {mine: provenance.content(mine)}
     both = {**here, other: provenance.content(other)}
     sources = Sources(own, here, {"torch": version})
     assert sources.changed(Sources(own, here)) == ""
     assert sources.changed(Sources("another", here)) == "fsdpcheck itself changed"
     assert sources.changed(Sources(own, both)) == "other.py is new"
+    assert version.startswith(f"{provenance.installed()['torch']} (")
     assert Sources(own, both, {"torch": "1"}).changed(Sources(own, here)) == f"torch 1 became {version}"
     assert Sources(own, {}, {"no_such": "1"}).changed(Sources(own)) == "no_such is gone"
     Path(other).unlink()
@@ -153,38 +154,71 @@ def test_a_file_that_may_have_been_written_after_its_import_is_like_no_other(tmp
 
 
 def test_files_of_an_installed_implementation_count_by_their_content() -> None:
-    """Of any other installed package the version counts."""
+    """Of any other installed package its build counts."""
     import networkx
 
     file = os.path.realpath(str(networkx.__file__))
     plain, of_it = provenance.Loaded().sources(), provenance.Loaded(["networkx.algorithms:adapter"]).sources()
-    assert plain.packages["networkx"] == networkx.__version__
+    assert plain.packages["networkx"] == provenance.build("networkx")
+    assert plain.packages["networkx"].startswith(f"{networkx.__version__} (")
     assert file not in plain.files
     assert of_it.files[file] == provenance.content(file)
     assert not [path for path in plain.files if f"{os.sep}fsdpcheck{os.sep}" in path]
     assert __file__ in plain.files
 
 
-def test_packages_of_an_environment_below_this_one_count_by_their_version(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """As where a .pth file adds another environment's folder; torch's 2,000 files would be read for each process."""
+@pytest.fixture
+def stacked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """The folder of packages of another environment, as a .pth file adds it, in which ``stacked`` is installed."""
     site = tmp_path / "site-packages"
-    (site / "stacked-1.2.dist-info").mkdir(parents=True)
-    (site / "stacked.py").write_text("")
+    info = site / "stacked-1.2.dist-info"
+    info.mkdir(parents=True)
+    (site / "stacked.py").write_text("one = 1\n")
+    (info / "RECORD").write_text("stacked.py,sha256=abc,8\nstacked-1.2.dist-info/RECORD,,\n")
+    os.utime(site / "stacked.py", (1, 1))
+    os.utime(info / "RECORD", (2, 2))
     monkeypatch.syspath_prepend(str(site))
-    caches = (provenance.sites, provenance.installed)
-    try:
-        for cache in caches:
-            cache.cache_clear()
-        loaded = provenance.Loaded()
-        importlib.import_module("stacked")
-        assert loaded.packages()["stacked"] == "1.2"
-        assert not any("stacked" in path for path in loaded.files())
-    finally:
-        sys.modules.pop("stacked", None)
-        for cache in caches:
-            cache.cache_clear()
+    _look_again()
+    yield site
+    sys.modules.pop("stacked", None)
+    monkeypatch.undo()
+    _look_again()
+
+
+def _look_again() -> None:
+    for cache in (provenance.sites, provenance._distributions, provenance.installed, provenance.build):
+        cache.cache_clear()
+
+
+def test_packages_of_an_environment_below_this_one_count_by_their_build(stacked: Path) -> None:
+    """torch's 2,000 files would be read for each process."""
+    loaded = provenance.Loaded()
+    importlib.import_module("stacked")
+    assert loaded.packages()["stacked"] == "1.2"
+    assert not any("stacked" in path for path in loaded.files())
+    assert loaded.sources().packages["stacked"] == provenance.build("stacked")
+
+
+def test_code_of_an_installed_package_that_was_edited_or_built_anew_is_another_build(stacked: Path) -> None:
+    """The version says nothing of it."""
+    info, before = stacked / "stacked-1.2.dist-info", provenance.build("stacked")
+    (info / "INSTALLER").write_text("another")
+    _look_again()
+    assert provenance.build("stacked") == before
+    told = Sources("own", {}, {"stacked": before})
+    (stacked / "stacked.py").write_text("one = 2\n")  # after the installer wrote RECORD
+    _look_again()
+    edited = provenance.build("stacked")
+    assert told.changed(Sources("own")) == f"stacked {before} became {edited}"
+    os.utime(stacked / "stacked.py", (1, 1))
+    (info / "RECORD").write_text("stacked.py,sha256=def,8\n")
+    os.utime(info / "RECORD", (2, 2))
+    _look_again()
+    assert len({before, edited, provenance.build("stacked")}) == 3
+    (info / "RECORD").unlink()
+    _look_again()
+    assert provenance.build("stacked") == "1.2"
+    assert provenance.build("none_of_it") == provenance.GONE
 
 
 def test_only_what_stands_is_taken_over(tmp_path: Path) -> None:
