@@ -19,7 +19,7 @@ from fsdpcheck.findings.violation import Violation
 from fsdpcheck.oracle import Answer
 from fsdpcheck.program import probes
 from fsdpcheck.program.probe import Notes, Probe
-from fsdpcheck.workload import batches, models
+from fsdpcheck.workload import batches, models, numerics
 from fsdpcheck.workload.optimizer import project_
 
 _UNSEEN = "gradients are put where autograd does not see them"
@@ -162,7 +162,7 @@ def _hooks_of_one_device(execution: Execution, step: int, rank: int) -> Counter[
             project_(now.values(), case)
         model.load_state_dict(now, strict=False)
     probes.hook_calls(model, Notes(rank, fired.append, lambda: step, lambda told: None, lambda shown: None))
-    with warnings.catch_warnings():
+    with warnings.catch_warnings(), numerics.of(case):
         warnings.filterwarnings("ignore", "Full backward hook is firing", UserWarning)
         for micro in batches.batch(case, step, rank, execution.request.instrument).micro_batches:
             torch.autograd.backward(models.loss_for(case)(model(micro.inputs), micro.targets).sum())

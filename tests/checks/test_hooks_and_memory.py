@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from fsdpcheck.case import LayerSpec, MeshSpec, ModelSpec, StepSpec, TrainingCase
+from fsdpcheck.case import Arithmetic, BatchLayout, LayerSpec, MeshSpec, ModelSpec, StepSpec, TrainingCase
 from fsdpcheck.checks import hooks_and_memory as watched_checks
 from fsdpcheck.checks.noise import noisy
 from fsdpcheck.engines.simulated import SimulatedEngine
@@ -160,6 +160,21 @@ def test_a_layer_that_a_later_step_leaves_out_is_asked_for_no_hook(engine: Simul
     first, second = ([value for _, at, value in noted if at == step] for step in range(2))
     assert len(first) > len(second)
     assert check_case(chapters()["lifecycle.hooks"], run, token.case, diagnose=False).status == "holds"
+
+
+def test_a_layer_behind_one_that_has_a_surrogate_is_asked_for_the_hooks_that_this_one_lets_fire(
+    engine: SimulatedEngine,
+) -> None:
+    """A GroupNorm gives the layer, which some samples leave out, a number above zero only with its surrogate."""
+    layers = (LayerSpec(1, bias=True, kind="group_norm"), LayerSpec(2, used="routed"))
+    case = replace(
+        CASE,
+        model=ModelSpec(layers, "signal", features=1, length=2),
+        layout=BatchLayout("contiguous", 1),
+        arithmetic=Arithmetic(project=False),
+        seed=9365,
+    )
+    assert check_case(chapters()["lifecycle.hooks"], Run(engine, "reference"), case, diagnose=False).status == "holds"
 
 
 def test_no_step_is_interrupted_in_a_layer_that_some_ranks_leave_out(engine: SimulatedEngine) -> None:
