@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from functools import partial
-
 from fsdpcheck.case import TrainingCase
-from fsdpcheck.checks.tied_apart import assert_refused_or_trained, with_tied_units
+from fsdpcheck.checks.thawed import assert_refused_or_thawed, with_thawed_layer
+from fsdpcheck.checks.tied_apart import assert_refused_or_tied, with_tied_units
 from fsdpcheck.checks.training import assert_gradients_equal, assert_outputs_equal, assert_parameters_equal
 from fsdpcheck.checks.unobserved_training import assert_trained
 from fsdpcheck.judging.registry import law
@@ -84,7 +83,28 @@ def test_a_weight_of_two_units_is_refused_or_trained_as_one(case: TrainingCase, 
     Source: Lightning#21613, accelerate#4171, torchtitan#2817; docs/upstream/fsdp1_tied_weights_of_two_units.py.
     """
     one = with_tied_units(case, run.features)
-    assert_refused_or_trained(run(one), run.answer(one), partial(run, case))
+    assert_refused_or_tied(run(one), run.answer(one), lambda: (run(case), run.answer(case)))
+
+
+@law(
+    "training.thawed",
+    promise="thawing",
+    space=PLAIN.but(
+        user_models="never",
+        must_occur=("distributed batch on several ranks", "several units"),
+        vacuous_without=("non-zero gradient",),
+    ),
+    needs_traits=("frozen",),
+)
+def test_what_is_thawed_between_steps_is_trained(case: TrainingCase, run: Run) -> None:
+    """A layer that is frozen in the first step and thawed behind it is trained as on a single device, or refused.
+
+    The optimizer has its parameters from the beginning. In each drawn case the first layer is frozen so.
+    Not seen: the reason of what is raised; what is frozen later, or thawed within a step; private training.
+    Source: pytorch#104148, pytorch#105371, Lightning#20340: gradual unfreezing (arXiv:1801.06146).
+    """
+    one = with_thawed_layer(case)
+    assert_refused_or_thawed(run(one), run.answer(one), lambda: (run(case), run.answer(case)))
 
 
 @law(

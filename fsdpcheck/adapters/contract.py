@@ -346,6 +346,12 @@ class Observed(Trainer, Protocol):
         samples call it with b = 0.
         """
 
+    def thaw(self) -> None:
+        """For "thawing": set ``requires_grad`` of all of the model's parameters, between two steps, as its user would.
+
+        Raises where the implementation refuses that, on every rank alike; it may as well refuse the step behind it.
+        """
+
     def accounted(self) -> Sequence[tuple[float, float, int]]:
         """ "accounted": what an accountant was told since the training began: (noise multiplier, rate, steps) of steps
         in their order, those before a checkpoint that was loaded among them. Equal on all ranks; no communication.

@@ -30,7 +30,7 @@ Promise = Literal[
     "dataset-order", "second-backward", "bookkeeping", "noise", "noise-of-seed", "state", "resharded", "stored",
     "lifecycle",
     "sharded", "nonfinite", "epochs", "poisson", "same-draws", "kernels",
-    "hooks", "parameter-hooks", "memory", "copies", "interrupts", "accounted", "engine",
+    "hooks", "parameter-hooks", "memory", "copies", "interrupts", "accounted", "engine", "thawing",
     "features.unshard", "features.prefetch", "features.some-sync", "features.late-all-reduce",
     "features.divide-factor", "features.no-gather", "features.checkpointing", "features.meta", "features.state-dict",
     "features.ignored", "features.columns", "features.compiled", "features.bare-root", "features.groups-of-two",
@@ -226,6 +226,10 @@ PROMISES: Final[Mapping[Promise, PromiseRow]] = {
         " (Engine).",
         adapter=("engine",),
         trains=False,
+    ),
+    "thawing": PromiseRow(
+        "A parameter that is frozen at first and thawed between two steps is trained from then on, or that is refused"
+        " (Observed.thaw)."
     ),
     **{
         cast(Promise, f"features.{use}"): PromiseRow(f'A plain step is the same bits with "{use}" in use: {words}.')

@@ -142,6 +142,8 @@ class StepSpec:
     ``evaluates``: before each step every rank runs the model on its first micro-batch, in eval mode, under that context
     of torch.
     ``rebuilds``: before the training another model of the same kind is built, makes one step and is dropped.
+    ``thaws``: behind the first step every frozen parameter is thawed (``requires_grad``), and trained from then on by
+    the optimizer that has it from the beginning.
     "cross_entropy" is the softmax cross-entropy, summed over positions, against classes read off the targets.
     """
 
@@ -162,6 +164,7 @@ class StepSpec:
     clip_groups: ClipGroups = "all"
     evaluates: Evaluation = "no"
     rebuilds: bool = False
+    thaws: bool = False
 
     @property
     def private(self) -> bool:

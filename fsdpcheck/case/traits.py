@@ -142,5 +142,6 @@ def _step_traits(case: TrainingCase) -> Iterator[Trait]:
         "inference-mode": step.evaluates == "inference_mode",
         "rebuilt": step.rebuilds,
         "parameter-groups": step.optimizer.groups != "one",
+        "thawed": step.thaws,
     }
     yield from (trait for trait, holds in facts.items() if holds)

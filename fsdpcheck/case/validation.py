@@ -229,6 +229,10 @@ def _validate_step(case: TrainingCase) -> None:
         refuse("step.noise_multiplier", step.noise_multiplier, "0.0 without per-sample clipping", "clip, or add none")
     if step.private and step.max_grad_norm is not None:
         refuse("step.max_grad_norm", step.max_grad_norm, "None with per-sample clipping", "clip one way")
+    if step.thaws and (step.private or step.steps == 1 or case.model.own is not None):
+        refuse(
+            "step.thaws", True, "several steps of plain training of a drawn model", "take two steps, or thaw nothing"
+        )
     if step.clip_groups != "all" and not (step.private and case.model.units and case.arithmetic.numbers == "grid"):
         wanted = '"all" without clipping, without inner units, and with real numbers'
         refuse("step.clip_groups", step.clip_groups, wanted, "set it")

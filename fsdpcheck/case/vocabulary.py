@@ -15,7 +15,7 @@ Trait = Literal[
     "surrogates", "real", "adam", "schedule", "resume", "premultiply", "per-layer-clipping", "own-layers",
     "bfloat16", "tf32", "fractional-normaliser", "routed", "routed-private", "routed-alone", "reused",
     "reused-private", "evaluation", "inference-mode", "rebuilt", "parameter-groups", "one-row", "one-row-private",
-    "tied-apart",
+    "tied-apart", "thawed",
 ]  # fmt: skip
 """A key of TRAITS; ``Case.requires()`` gives a case's set, and ``Features.accepts`` must cover it."""
 
@@ -109,5 +109,6 @@ TRAITS: Final[Mapping[Trait, TraitRow]] = {
     "one-row-private": TraitRow("a layer that runs on one row for all samples, under per-sample clipping",
                                 low_precision=False),
     "tied-apart": TraitRow("layers of two sharding units that share one weight"),
+    "thawed": TraitRow("frozen parameters that are trained from the second step on", ("Observed.thaw",)),
 }  # fmt: skip
 """Every trait."""

@@ -100,6 +100,7 @@ def _describe_step(case: TrainingCase) -> str:
     if step.evaluates != "no":
         count += f", each behind an evaluation in {step.evaluates}"
     count += ", after another model's" * step.rebuilds
+    count += ", all that is frozen thawed behind the first" * step.thaws
     own = case.model.own
     kind = own.loss if own is not None and own.loss else step.loss
     loss = f"{kind} loss, {step.reduction} over samples, normaliser {step.normaliser}"

@@ -11,7 +11,7 @@ import torch
 
 from fsdpcheck.checks._compare import require_equal
 from fsdpcheck.checks._read import completed
-from fsdpcheck.checks.training import assert_parameters_equal
+from fsdpcheck.checks.training import assert_parameters_equal, right
 from fsdpcheck.errors import UsageError
 from fsdpcheck.execution import Execution
 from fsdpcheck.findings.cause import Cause
@@ -108,15 +108,6 @@ def assert_copies(execution: Execution) -> None:
 def interruptions(execution: Execution, probe: Probe) -> int:
     """How often all ranks together were interrupted."""
     return sum(len(probe.saw(rank)) for rank in completed(execution))
-
-
-def right(execution: Execution, answer: Answer) -> bool:
-    """Whether a run shows the single device's parameters."""
-    try:
-        assert_parameters_equal(execution, answer)
-    except Violation:
-        return False
-    return True
 
 
 def assert_undisturbed(interrupted: Execution, answer: Answer, whole: Callable[[], Execution]) -> None:

@@ -11,8 +11,7 @@ from dataclasses import replace
 
 from fsdpcheck.adapters.contract import Features
 from fsdpcheck.case import LayerSpec, TrainingCase
-from fsdpcheck.checks.refused_samples import in_words, refused
-from fsdpcheck.checks.training import assert_parameters_equal
+from fsdpcheck.checks.refused_samples import assert_refused_or_trained
 from fsdpcheck.errors import NotApplicable
 from fsdpcheck.execution import Execution
 from fsdpcheck.oracle import Answer
@@ -42,11 +41,8 @@ def with_tied_units(case: TrainingCase, features: Features) -> TrainingCase:
     return found
 
 
-def assert_refused_or_trained(execution: Execution, answer: Answer, without: Callable[[], Execution]) -> None:
-    """Some rank raised, whatever it is called, or parameters are the single device's after every step, bit for bit.
-
-    ``without``: the case as it was drawn, which completes where the weight is refused.
-    """
-    if not refused(execution, without):
-        with in_words(_BEHIND, otherwise=_UNTIED):
-            assert_parameters_equal(execution, answer)
+def assert_refused_or_tied(
+    execution: Execution, answer: Answer, without: Callable[[], tuple[Execution, Answer]]
+) -> None:
+    """The weight is refused or trained as one (see refused_samples.assert_refused_or_trained)."""
+    assert_refused_or_trained(execution, answer, without, _BEHIND, _UNTIED)

@@ -52,6 +52,15 @@ def assert_parameters_equal(execution: Execution, answer: Answer) -> None:
             require_equal(what, got, step.after, where, poisoned(execution, got, cause))
 
 
+def right(execution: Execution, answer: Answer) -> bool:
+    """Whether a run shows the single device's parameters."""
+    try:
+        assert_parameters_equal(execution, answer)
+    except Violation:
+        return False
+    return True
+
+
 def assert_gradients_equal(execution: Execution, answer: Answer) -> None:
     """The gradient the optimizer used at every step is the single device's, on every rank, bit for bit."""
     completed(execution)

@@ -313,7 +313,8 @@ def _within(case: TrainingCase, wanted: StepAnswer, given: Named, slack: Named) 
 
 
 def _explains(case: TrainingCase, value: Named, given: Named, slack: Named, magnitude: Named) -> bool:
-    return all(
+    """Whether ``given`` is ``value``; it is no gradient of an earlier step that lacks what was frozen then."""
+    return given.keys() <= value.keys() and all(
         bool(((value[name] - given[name]).abs() <= rounding(case, magnitude[name]) + slack[name]).all())
         and bool(value[name].isfinite().all())
         for name in given

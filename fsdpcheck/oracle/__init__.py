@@ -165,16 +165,24 @@ class _SingleDevice:
         self.dtype = models.DTYPES[case.arithmetic.dtype]
         self.parameters = {name: nn.Parameter(value) for name, value in models.initial_parameters(case).items()}
         self.model = models.build(case).double()
-        self.trained = {name: p for name, p in self.model.named_parameters() if p.requires_grad}
+        self.trained = self._trained()
         self.instruments = clip_groups.instruments(case)
         self.loss = models.loss_for(case)
         self.inputs = batches.inputs(case)
         self.inputs = self.inputs.double() if self.inputs.is_floating_point() else self.inputs
         self.targets = batches.targets(case).double()
-        self.optimizer = optimizer_for(case, {name: self.parameters[name] for name in self.trained})
+        known = self.parameters if case.step.thaws else self.trained
+        self.optimizer = optimizer_for(case, {name: self.parameters[name] for name in known})
         self.leaves_unused = False
 
+    def _trained(self) -> dict[str, nn.Parameter]:
+        """Those that are trained now, by name."""
+        return {name: p for name, p in self.model.named_parameters() if p.requires_grad}
+
     def step(self, k: int) -> StepAnswer:
+        if k and self.case.step.thaws:
+            self.model.requires_grad_()
+            self.trained = self._trained()
         self._load()
         batch = sorted(batches.logical_batch(self.case, k).items())
         samples = tuple(index for index, _ in batch)

@@ -24,6 +24,7 @@ def load(model: nn.Module, step: StepAnswer) -> None:
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             parameter.copy_(step.before[name])
+            parameter.requires_grad_(name in step.gradients)
 
 
 def data(case: TrainingCase, step: StepAnswer, rows: Sequence[int]) -> tuple[Tensor, Tensor]:

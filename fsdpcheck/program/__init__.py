@@ -83,6 +83,8 @@ def _train(
             loaded = showing.named(trainer.parameters(), "parameters")
         batch = nonfinite_samples.batch_of(batches.batch(case, step, rank, request.instrument), request)
         outputs = _evaluated(case.step.evaluates, trainer, showing, _on(device, batch))
+        if step == 1 and case.step.thaws:
+            cast(Observed, trainer).thaw()
         with nonfinite_samples.refusal(request, result, lambda trainer=trainer: _held(trainer, made)):  # type: ignore[misc]
             _take(trainer, _on(device, batch), watch)
         unseen = request.late and step < case.step.steps - 1

@@ -106,6 +106,7 @@ def _against(token: Token, case: TrainingCase) -> Iterator[str]:
         "a model of your own": case.model.own is not None,
         "a resumed optimizer": step.resume,
         "a model trained before": step.rebuilds,
+        "parameters that are thawed": step.thaws,
         "an optimizer of two groups, or whose rate changes": (step.optimizer.groups, step.optimizer.schedule)
         != ("one", "constant"),
         "averages that are premultiplied": arithmetic.averaging != "divide",

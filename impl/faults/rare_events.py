@@ -150,6 +150,25 @@ def a_weight_of_two_units_is_untied(original: Function, hit: Hit) -> Function:
     return planted
 
 
+@fault(
+    "sharding.flat_model:change",
+    "requires_grad that is not passed on to the flat parameter, https://github.com/pytorch/pytorch/issues/104148",
+    "training.thawed",
+    cause="did not move at all",
+)
+def thawed_parameters_stay_frozen(original: Function, hit: Hit) -> Function:
+    """A parameter that was frozen when the model was sharded stays so: that its user thawed it is not seen."""
+
+    def planted(module: Any, held: Any) -> Any:
+        told = original(module, held)
+        if "requires_grad" not in told:
+            return told
+        hit()
+        return ""
+
+    return planted
+
+
 def _by_owner(uses: Any, unit_names: Any) -> list[Any]:
     """The uses of one parameter, by the unit in which they stand."""
     found: dict[str, list[Any]] = {}

@@ -131,6 +131,15 @@ def test_weight_decay_of_a_replicated_parameter_is_not_added_up_of_thirds(engine
     assert_parameters_equal(run(case), run.answer(case))
 
 
+def test_what_ddp_is_not_told_of_it_does_not_reduce(engine: SimulatedEngine) -> None:
+    """A parameter that is thawed behind the first step: every rank keeps its own gradient of it (Lightning#20340)."""
+    law = chapters()["training.thawed"]
+    assert "when it is built" in law.not_promised(Run(engine, "ddp").features)
+    verdict = check_law(law, Run(engine, "ddp:thawing"), world_sizes=(2,), most=4, shrink=False)
+    assert verdict.finding is not None
+    assert (verdict.finding.kind, verdict.finding.what) == ("value", "the parameters are not the single device's")
+
+
 POSITIONS = replace(
     ALONG_TP,
     model=ModelSpec((LayerSpec(2, activation="relu"),), "sequence", features=2, length=2, layer_norm=True, units=(1,)),

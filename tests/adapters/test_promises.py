@@ -35,6 +35,7 @@ LAWS = {
     "save": "state.resumed",
     "load": "state.resumed",
     "accounted": "privacy.accounted",
+    "thaw": "training.thawed",
 }
 """A method of trainers -> a law that calls it."""
 PROBES = [one for one in vars(probes).values() if isinstance(one, Probe)]
@@ -50,7 +51,7 @@ def test_every_probe_names_the_method_that_it_calls() -> None:
 
 
 def test_every_method_is_tried() -> None:
-    assert set(LAWS) == set(lacking.OF_TRAINERS) == {*OBSERVABLES.values(), *ASKED, "save", "load"}
+    assert set(LAWS) == set(lacking.OF_TRAINERS) == {*OBSERVABLES.values(), *ASKED, "save", "load", "thaw"}
     assert set(lacking.OF_ADAPTERS) == {name for row in PROMISES.values() for name in row.adapter}
 
 

@@ -107,6 +107,7 @@ NEEDED: list[tuple[Trait, TrainingCase]] = [
     ("inference-mode", replace(SMALLEST, step=StepSpec(evaluates="inference_mode"))),
     ("rebuilt", replace(SMALLEST, step=StepSpec(rebuilds=True))),
     ("parameter-groups", replace(SMALLEST, step=StepSpec(optimizer=OptimizerSpec(groups="vectors apart")))),
+    ("thawed", replace(SMALLEST, step=StepSpec(steps=2, thaws=True))),
 ]
 
 

@@ -57,6 +57,8 @@ def on(kind: str, *layers: LayerSpec, features: int = 2, length: int = 3) -> dic
 REFUSED: list[tuple[str, dict[str, Any]]] = [
     ("step.clip_groups: got 'units'", {"model": ONE_UNIT, "step": StepSpec(clip_groups="units")}),
     ("step.clip_groups: got 'units'", {"step": BY_UNIT}),
+    ("step.thaws: got True", {"step": StepSpec(thaws=True)}),
+    ("step.thaws: got True", {"step": StepSpec(steps=2, clipping="exact", thaws=True)}),
     (
         "step.clip_groups: got 'units'",
         {

@@ -12,6 +12,7 @@ import pytest
 from fsdpcheck import oracle
 from fsdpcheck.checks.refused_samples import assert_refused_alike, in_words, refused
 from fsdpcheck.execution import Execution, Failure, RankState
+from fsdpcheck.findings.cause import Cause
 from fsdpcheck.findings.violation import Violation
 from tests.common.fabricated import SMALL, execution
 from tests.common.tables import each
@@ -31,6 +32,7 @@ def raised(rank: int, line: str) -> RankState:
     return RankState(rank, "raised", stack=("  File ...", line))
 
 
+OWN = [Cause("own", "its own")]
 REFUSED = raised(0, "ValueError: no")
 
 
@@ -71,8 +73,8 @@ def test_what_some_rank_raised_is_refused_and_nothing_else() -> None:
         refused(failed(REFUSED), lambda: failed(REFUSED))
 
 
-@each(("cause", "said"), [("", "otherwise"), ("its own", "its own"), (lambda: [], "")])
+@each(("cause", "said"), [("", "otherwise"), ("its own", "its own"), (list, "otherwise"), (lambda: OWN, "its own")])
 def test_a_violation_says_what_was_changed_and_keeps_its_cause(cause: Any, said: str) -> None:
-    with pytest.raises(Violation) as found, in_words("with one row", otherwise="otherwise"):
+    with pytest.raises(Violation) as found, in_words("with one row", otherwise=lambda: "otherwise"):
         raise Violation("broke", got="1", wanted="2", where="step 0", cause=cause)
     assert (found.value.where, found.value.cause) == ("step 0; with one row", said)

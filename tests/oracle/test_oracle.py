@@ -74,6 +74,28 @@ def test_plain_steps_are_ordinary_full_batch_training(optimizer: OptimizerSpec, 
         project_(model.parameters(), case)
 
 
+def test_what_is_thawed_behind_the_first_step_is_trained_with_a_state_that_begins_there() -> None:
+    """By an optimizer that has it from the beginning, as gradual unfreezing is written; weight decay waits as well."""
+    optimizer = OptimizerSpec("adamw", 3, weight_decay=0.25)
+    case = replace(SMALL, model=MODELS["frozen"], step=replace(SMALL.step, steps=3, optimizer=optimizer, thaws=True))
+    answer, model = oracle.answer(case), models.build(case)
+    frozen = {name for name, parameter in model.named_parameters() if not parameter.requires_grad}
+    trainer = make_optimizer(optimizer, model.parameters())
+    for k, wanted in enumerate(answer.steps):
+        samples = list(wanted.samples)
+        if k == 1:
+            model.requires_grad_()
+        packed = torch.cat([batches.targets(case)[samples], wanted.targets.to(wanted.norms.dtype)], 1)
+        losses = models.loss_for(case)(model(batches.inputs(case)[samples]), packed)
+        trainer.zero_grad()
+        (losses.sum() / case.step.normaliser).backward()
+        trainer.step()
+        assert all(torch.equal(p, wanted.after[n]) for n, p in model.named_parameters()), f"step {k}"
+        moved = {name for name in frozen if not torch.equal(wanted.before[name], wanted.after[name])}
+        assert (bool(moved), frozen <= wanted.gradients.keys()) == (k > 0, k > 0)
+        project_(model.parameters(), case)
+
+
 @pytest.mark.parametrize("schedule", ["constant", "halving"])
 def test_one_update_is_that_of_its_step(schedule: Schedule) -> None:
     """SGD has no state, so every step of a training is one update by itself, with the step's learning rate."""

@@ -12,7 +12,7 @@ from fsdpcheck.adapters.vocabulary import PROMISES
 
 OF_TRAINERS = (
     "parameters", "gradients", "norms", "factors", "grad_norm", "shards", "units", "ordered_norms", "local_tensors",
-    "save", "load", "accounted",
+    "save", "load", "accounted", "thaw",
 )  # fmt: skip
 OF_ADAPTERS = ("stored", "read", "sampler", "kernels", "engine")
 

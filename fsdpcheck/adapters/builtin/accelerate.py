@@ -35,7 +35,7 @@ class Loop(TrainingLoop):
 class Accelerate:
     name = "accelerate"
     features = Features(
-        promises=frozenset({"plain", "global-norm", "sharded"}),
+        promises=frozenset({"plain", "global-norm", "sharded", "thawing"}),
         accepts=ORDINARY - {"hsdp", "bfloat16", "inference-mode"},  # the last as fully_shard
         observables=frozenset({"params", "grads", "grad_norm"}),
         global_norm=GlobalNormRule(nested=True, dtype="case", eps=1e-6),

@@ -43,13 +43,14 @@ class DistributedDataParallelAdapter:
             "padding.unread": "keeps parameters whole: there is no padding",
             "lifecycle": "keeps parameters whole: nothing is gathered or freed",
             "memory": "keeps parameters whole: nothing is gathered or freed",
+            "thawing": "reduces what is trained when it is built, as its documentation says; ddp:thawing promises it",
             "parameter-hooks": "sets gradients in every backward, reduced or not, and hooks on parameters fire then",
             "interrupts": "has no way back from a backward that raised: its next forward raises too",
             "features": "the features are those of FSDP2",
         },
     )
 
-    def __init__(self, name: str, find_unused: bool = False) -> None:
+    def __init__(self, name: str, find_unused: bool = False, thaws: bool = False) -> None:
         self.snippets = Snippets(
             imports="from contextlib import nullcontext\nfrom torch.nn.parallel import DistributedDataParallel",
             parallelize=f"parallel = DistributedDataParallel(model, find_unused_parameters={find_unused})",
@@ -58,6 +59,8 @@ class DistributedDataParallelAdapter:
         self.name, self._find_unused = name, find_unused
         if find_unused:
             self.features = replace(self.features, accepts=self.features.accepts | {"routed", "routed-alone"})
+        if thaws:
+            self.features = replace(self.features, promises=self.features.promises | {"thawing"})
 
     def sampler(self, setup: SamplerSetup) -> Sampler:
         return _torch_sampler.Shares(setup)
@@ -68,3 +71,6 @@ class DistributedDataParallelAdapter:
 
 adapter = DistributedDataParallelAdapter("ddp")
 finding_unused = DistributedDataParallelAdapter("ddp, finding unused parameters", find_unused=True)
+thawing = DistributedDataParallelAdapter("ddp, frozen parameters thawed", thaws=True)
+"""A known finding: what is frozen when DistributedDataParallel is built, and thawed behind a step, is never reduced.
+Each rank goes on by itself, without a word (Lightning#20340)."""

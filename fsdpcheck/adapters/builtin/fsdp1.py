@@ -100,7 +100,7 @@ class FullyShardedDataParallelAdapter:
     """Units wrapped through a CustomPolicy, then the root. Tied layers must be in one unit (see fsdp.wrap)."""
 
     features = Features(
-        promises=frozenset({"plain", "global-norm", "sharded", "memory", "copies"}),
+        promises=frozenset({"plain", "global-norm", "sharded", "memory", "copies", "thawing"}),
         accepts=ORDINARY - {"parameter-groups"} | {"routed"},  # its pieces of parameters all have one dimension
         observables=frozenset({"params", "grads", "grad_norm"}),
         arithmetic=ArithmeticRule(unused="zero-in-used-unit"),

@@ -58,7 +58,7 @@ class FullyShard:
     """Each unit by ``fully_shard``, then the root. Tied layers must be in one unit: sharding them apart unties them."""
 
     features = Features(
-        promises=frozenset({"plain", "global-norm", "sharded", "epochs", *_LIFECYCLE, *_FEATURES}),
+        promises=frozenset({"plain", "global-norm", "sharded", "epochs", "thawing", *_LIFECYCLE, *_FEATURES}),
         accepts=ORDINARY - {"inference-mode"},
         observables=frozenset({"params", "grads", "grad_norm"}),
         global_norm=GlobalNormRule(nested=True, dtype="case", eps=1e-6),

@@ -48,7 +48,7 @@ class Loop(TrainingLoop):
 class LightningFabric:
     name = "lightning_fabric"
     features = Features(
-        promises=frozenset({"plain", "global-norm", "sharded"}),
+        promises=frozenset({"plain", "global-norm", "sharded", "thawing"}),
         accepts=ORDINARY - {"hsdp", "bfloat16", "inference-mode"},  # the last as fully_shard
         observables=frozenset({"params", "grads", "grad_norm"}),
         global_norm=GlobalNormRule(nested=True, dtype="case", eps=1e-6),

@@ -85,6 +85,10 @@ class ReferenceTrainer:
     def evaluate(self, inputs: Tensor) -> Tensor:
         return self.impl.evaluate(self._cast(inputs))
 
+    def thaw(self) -> None:
+        for parameter in self.impl.model.module.parameters():
+            parameter.requires_grad_()
+
     def parameters(self) -> dict[str, Tensor]:
         return self.impl.model.full_values()
 
@@ -238,7 +242,7 @@ class Reference:
                     "same-draws",
                     "kernels",
                 ),
-                *("hooks", "memory", "copies", "interrupts", "accounted", "engine"),
+                *("hooks", "memory", "copies", "interrupts", "accounted", "engine", "thawing"),
                 *("features.checkpointing", "features.compiled", "features.broadcast"),
             }
         ),

@@ -66,7 +66,7 @@ class TensorParallel:
     """``parallelize`` over ranks along tp, if there are several; ``fully_shard`` over those of dp_shard."""
 
     features = Features(
-        promises=frozenset({"plain", "global-norm"}),
+        promises=frozenset({"plain", "global-norm", "thawing"}),
         accepts=ORDINARY
         - {"tied", "conv", "bags", "own-layers", "bfloat16", "tf32", "real", "inference-mode"}  # as fully_shard
         - {"hsdp", "rows<ranks", "uneven-rows", "empty-rank"},
