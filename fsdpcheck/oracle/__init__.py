@@ -203,7 +203,7 @@ class _SingleDevice:
             gradients, coefficients.double() * (times_n if coefficients.dim() == 1 else times_n[:, None])
         )
         released = {name: (value / self.case.step.normaliser).to(self.dtype) for name, value in total.items()}
-        grad_norm = torch.tensor(math.sqrt(exact_square_sum(released.values())), dtype=self.dtype)
+        grad_norm = torch.tensor(_root_of_squares(released, k), dtype=self.dtype)
         self.leaves_unused |= bool(samples) and len(reached) < len(self.trained)
         unused = without_gradient(self.case, self.conventions.unused, self.trained, reached) if samples else set()
         used = self._clip_globally({name: value for name, value in released.items() if name not in unused}, grad_norm)
@@ -287,6 +287,14 @@ def without_gradient(case: TrainingCase, rule: Unused, trained: Collection[str],
         return unused
     used_units = {models.unit_of(case, name) for name in reached}
     return {name for name in unused if models.unit_of(case, name) not in used_units}
+
+
+def _root_of_squares(gradients: Named, k: int) -> float:
+    """The Euclidean norm of all gradients of step ``k`` together. Raises NotExact where it is no finite number."""
+    try:
+        return math.sqrt(exact_square_sum(gradients.values()))
+    except OverflowError:
+        raise NotExact(f"step {k}, gradients: their norm is beyond float64") from None
 
 
 def _square_sums(gradients: Named, count: int) -> Tensor:

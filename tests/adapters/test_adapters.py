@@ -303,6 +303,19 @@ def test_fsdp1_loses_a_gradient_of_a_weight_of_two_units_on_one_shard(engine: En
     assert "is in two units: on one shard FSDP1 loses the gradient of one" in refused.failure.text
 
 
+def test_fsdp1_cannot_train_behind_a_forward_in_inference_mode(engine: Engine) -> None:
+    """torch 2.13 (pytorch#113203): where nobody looks at parameters between, which gathers them anew."""
+    case = dataclasses.replace(BASE, mesh=MeshSpec(2), step=StepSpec(steps=3, evaluates="inference_mode"))
+    known = Run(engine, "fsdp1:inferring")
+    assert_parameters_equal(known(case), known.answer(case))
+    unseen = known(case, late=True)
+    assert unseen.failure is not None
+    assert "`grad_fn` is needed" in unseen.failure.text
+    without = dataclasses.replace(case, step=dataclasses.replace(case.step, evaluates="no_grad"))
+    assert known(without, late=True).failure is None
+    assert "inference-mode" not in Run(engine, "fsdp1").features.accepts
+
+
 def test_fully_shard_cannot_train_behind_a_first_forward_in_inference_mode(engine: Engine) -> None:
     """torch 2.13: what was gathered into stays an inference tensor. Behind a first step it is no longer one."""
     known = Run(engine, "fully_shard:inferring")

@@ -12,6 +12,8 @@ from torch import Tensor
 from fsdpcheck import oracle
 from fsdpcheck.adapters.contract import FactorRule
 from fsdpcheck.case import BatchLayout, LayerSpec, MeshSpec, ModelSpec, OptimizerSpec, Schedule, TrainingCase
+from fsdpcheck.errors import NotExact
+from fsdpcheck.findings.tokens import decode
 from fsdpcheck.workload import batches, models
 from fsdpcheck.workload.optimizer import make_optimizer, project_
 from tests.common.fabricated import SMALL, clipped
@@ -106,6 +108,19 @@ def test_one_update_is_that_of_its_step(schedule: Schedule) -> None:
     later, at_once = oracle.update(case, step.before, step.used, 2), oracle.update(case, step.before, step.used)
     moved = {name: bool((later[name] != at_once[name]).any()) for name in later}
     assert any(moved.values()) == (schedule == "halving")
+
+
+def test_numbers_that_leave_the_range_of_float64_are_not_exact() -> None:
+    """Three attentions of weights that nobody projects; their squares were more than a float can be."""
+    token = (
+        "v2:AAAAt-nTaS14-fgd9xLF1oEKRTAUxvEXOmnOFnkeUStJStLNu1-X45gxiV1eQB_6_7aPkevaWS_x4lG89FZcLzrrRaNeAQIQxFHEbPuVgJUzYH"
+        "7ItuB4KZg5fLVg86hxRNz8zu5hb6tHxqnpuAdrHB16zw1zLtl8pon_Z8YY1CmLOrHvHEJoURcxdRJVmHjkbr53nAFPrsFTt8CTfwFv-rHkHXr0rt"
+        "B5lnZpkQW6HOKum4quiMvouff-C9nxtnw"
+    )
+    case = decode(token).case
+    assert isinstance(case, TrainingCase)
+    with pytest.raises(NotExact, match="step 1, gradients: their norm is beyond float64"):
+        oracle.answer(case)
 
 
 def test_every_step_but_the_first_starts_from_projected_integers() -> None:

@@ -28,6 +28,7 @@ SHOWS = {
     "fsdp1_no_sync_adds_in_param_dtype": "got 256.0, wanted 258.0",
     "fsdp1_tied_weights_and_no_sync": "attempting to assign a gradient with dtype",
     "fsdp1_tied_weights_of_two_units": "got 9.0, wanted 18.0",
+    "fsdp1_training_behind_inference_mode": "The `grad_fn` is needed",
     "fsdp1_whole_gradients_of_float64": "Detected mismatch between collectives",
     "fully_shard_divides_twice": "got 4.0, wanted 8.0",
     "fully_shard_first_forward_in_inference_mode": "Inference tensors cannot be saved for backward",

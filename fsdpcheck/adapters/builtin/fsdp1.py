@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.distributed.fsdp import FullyShardedDataParallel, MixedPrecision, ShardingStrategy
 from torch.distributed.fsdp.wrap import CustomPolicy
 
-from fsdpcheck.adapters.contract import ArithmeticRule, Features, GlobalNormRule, Setup
+from fsdpcheck.adapters.contract import ArithmeticRule, Features, GlobalNormRule, Setup, Trait
 from fsdpcheck.adapters.training_loop import ORDINARY, PLAIN_REASONS, TrainingLoop, mesh_of
 from fsdpcheck.case import MeshSpec
 
@@ -101,7 +101,7 @@ class FullyShardedDataParallelAdapter:
 
     features = Features(
         promises=frozenset({"plain", "global-norm", "sharded", "memory", "copies", "thawing"}),
-        accepts=ORDINARY - {"parameter-groups"} | {"routed"},  # its pieces of parameters all have one dimension
+        accepts=ORDINARY - {"parameter-groups", "inference-mode"} | {"routed"},  # its pieces all have one dimension
         observables=frozenset({"params", "grads", "grad_norm"}),
         arithmetic=ArithmeticRule(unused="zero-in-used-unit"),
         global_norm=GlobalNormRule(nested=True, dtype="float32", eps=1e-6),
@@ -127,8 +127,11 @@ class FullyShardedDataParallelAdapter:
         unsynced: bool = False,
         hooked: bool = False,
         apart: bool = False,
+        more: Trait | None = None,
     ) -> None:
         self.name, self._hybrid_of_one, self._unsynced, self._apart = name, hybrid_of_one, unsynced, apart
+        if more is not None:
+            self.features = replace(self.features, accepts=self.features.accepts | {more})
         if hooked:
             self.features = replace(self.features, promises=self.features.promises | {"hooks"})
 
@@ -160,6 +163,9 @@ over replicas (_init_core_state and _reduce_grad_no_shard in torch 2.13; pytorch
 hooked = FullyShardedDataParallelAdapter("fsdp1, with hooks", hooked=True)
 """A known finding: a frozen parameter in one unit with trained ones is a view of the one flat parameter, so its module
 has a backward, and the user's backward hooks on it fire where a single device has none to fire."""
+inferring = FullyShardedDataParallelAdapter("fsdp1, in inference mode", more="inference-mode")
+"""A known finding: what a forward in ``torch.inference_mode`` gathers into is an inference tensor, and the next step of
+training raises, unless ``summon_full_params`` was between (torch 2.13; pytorch#113203)."""
 tied_apart = FullyShardedDataParallelAdapter("fsdp1, weights of two units", apart=True)
 """A known finding: on one shard a weight that two units share loses the gradient of one of them, torch 2.13; on several
 the forward raises. ``adapter`` refuses it."""
