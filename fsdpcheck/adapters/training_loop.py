@@ -42,7 +42,6 @@ PLAIN_REASONS: Final[Mapping[str, str]] = {
     "stored": "has no checkpoint of its own: what is saved is up to its user",
     "accounted": "trains plainly: there is nothing to account for",
     "engine": "trains plainly: there is nothing to account for",
-    "thawing": "reduces and updates what is trained when it is built",
     "poisson": "has no Poisson sampler",
     "same-draws": "has no Poisson sampler",
     "kernels": "trains plainly: it computes no per-sample norms",

@@ -37,6 +37,7 @@ _REASONS: Final = {
     "state": "no functions of yours save and load: --save and --load name them",
     "global-norm": "your own step is not asked to clip, and the dtype that was said is that of your step",
     "resharded": "no functions of yours save and load at other numbers of ranks",
+    "thawing": "your own model has frozen parameters or has not, and who thaws them is up to you",
     "stored": "what lies in files of your own is up to you: how a training goes on from them is judged",
 }
 _REPLICAS: Final = frozenset({"dp_replicate", "dp_shard"})

@@ -75,7 +75,7 @@ class DeepSpeed:
         observables=frozenset({"params", "grads", "grad_norm"}),
         global_norm=GlobalNormRule(nested=True, dtype="case", eps=1e-6),
         arithmetic=ArithmeticRule(averaging="before", dtypes=("float32",), unused="zero"),
-        reasons=PLAIN_REASONS,
+        reasons={**PLAIN_REASONS, "thawing": "updates what is trained when it is built"},
         rank_local=(
             "deepspeed.comm.comm:cdb",
             "deepspeed.utils.groups:_WORLD_GROUP",

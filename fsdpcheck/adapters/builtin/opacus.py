@@ -42,6 +42,7 @@ _REASONS = {
     "noise-of-seed": "draws parameter by parameter from one generator a rank: its bits depend on what was drawn before",
     "state": "has no checkpoint of its own: what is saved is up to its user",
     "resharded": "has no checkpoint of its own: what is saved is up to its user",
+    "thawing": "clips every step, and thawing is asked of plain training",
     "stored": "has no checkpoint of its own: what is saved is up to its user",
     "lifecycle": "shards by FSDP2, which gathers the next unit ahead and has no public view of what is gathered",
     "epochs": "leaves the order of epochs to the data loader it is given",

@@ -100,7 +100,7 @@ class Pipeline:
         observables=frozenset({"params", "grads", "grad_norm"}),
         global_norm=GlobalNormRule(nested=True, dtype="case", eps=1e-6),
         axes=frozenset({"dp_shard", "pp"}),
-        reasons=PLAIN_REASONS,
+        reasons={**PLAIN_REASONS, "thawing": "accepts nothing that is frozen"},
     )
 
     def __init__(self, name: str, schedule: Any) -> None:
