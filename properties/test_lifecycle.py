@@ -12,6 +12,7 @@ from fsdpcheck.checks.gathered_parameters import assert_scheduled
 from fsdpcheck.checks.hooks_and_memory import (
     assert_copies,
     assert_hooks_fire,
+    assert_loss_kept,
     assert_noise_undisturbed,
     assert_parameter_hooks_fire,
     assert_steady_memory,
@@ -154,6 +155,18 @@ def test_what_is_shown_is_a_copy(case: TrainingCase, run: Run) -> None:
     execution, answer = run(case, probes=(probes.scribbled,)), run.answer(case)
     assert_copies(execution)
     assert_parameters_equal(execution, answer)
+
+
+@law("lifecycle.loss", promise="plain", space=_ANY.but(must_occur=("several ranks", "several steps")))
+def test_the_loss_is_left_as_it_was_given(case: TrainingCase, run: Run) -> None:
+    """Behind every step the loss that an implementation was given has its options, its class and no hook more.
+
+    So that a validation which its user computes with it is what it was. Private steps too.
+    Not seen: what is changed within a step and changed back; a loss that is no module.
+    Source: Opacus' DPLossFastGradientClipping, which sets ``criterion.reduction`` for the length of a call and, where
+    that raises, for good.
+    """
+    assert_loss_kept(run(case, probes=(probes.loss_kept,)))
 
 
 @law(

@@ -105,6 +105,20 @@ def assert_copies(execution: Execution) -> None:
                                 cause="live memory is given away")  # fmt: skip
 
 
+def assert_loss_kept(execution: Execution) -> None:
+    """After every step the loss has what it had when the implementation got it, and nothing more."""
+    for rank in completed(execution):
+        seen = [(step, changed) for _, step, changed in probes.loss_kept.saw(rank)]
+        if len(seen) != len(rank.steps):
+            raise UsageError(f"rank {rank.rank} noted the loss after {len(seen)} of {len(rank.steps)} steps;"
+                             " next: run it with probes.loss_kept")  # fmt: skip
+        for step, changed in seen:
+            if changed:
+                raise Violation("the user's loss is changed", got=f"another {', '.join(changed)}",
+                                wanted="the loss as it was given", where=f"after step {step}, rank {rank.rank}",
+                                cause="what a step does to the loss is not undone: use a copy of it")  # fmt: skip
+
+
 def interruptions(execution: Execution, probe: Probe) -> int:
     """How often all ranks together were interrupted."""
     return sum(len(probe.saw(rank)) for rank in completed(execution))

@@ -134,6 +134,23 @@ def live_parameters_given_away(original: Function, hit: Hit) -> Function:
 
 
 @fault(
+    "trainer:Trainer.micro_step",
+    "criterion.reduction that stays as it was set for a call, opacus.utils.fast_gradient_clipping_utils",
+    "lifecycle.loss",
+    cause="what a step does to the loss is not undone",
+)
+def hooks_left_on_the_loss(original: Function, hit: Hit) -> Function:
+    """Each micro-batch hangs a hook into the user's loss, and none is taken away."""
+
+    def planted(self: Any, *given: Any, **more: Any) -> Any:
+        hit()
+        self.loss.register_forward_hook(lambda *_: None)
+        return original(self, *given, **more)
+
+    return planted
+
+
+@fault(
     "sharding.flat_model:ShardedModel.zero_grad",
     "reset_iter_state, which keeps gradients of micro-batches that were not reduced",
     "lifecycle.interrupted",

@@ -23,6 +23,7 @@ from fsdpcheck.judging.run import Run
 from fsdpcheck.program import probes
 from fsdpcheck.program.probe import Notes
 from fsdpcheck.strategies import enumeration
+from fsdpcheck.workload import models
 
 CASE = TrainingCase(ModelSpec((LayerSpec(1),)))
 
@@ -67,6 +68,41 @@ def test_a_step_in_which_a_rank_runs_no_layer_has_no_peak() -> None:
 def test_a_run_without_the_watcher_is_refused() -> None:
     with pytest.raises(UsageError, match="noted no memory"):
         watched_checks.assert_steady_memory(noted(probes.hook_calls.name, (0, ("forward", ""))))
+
+
+def test_a_loss_that_is_not_left_as_it_was_is_found() -> None:
+    watched_checks.assert_loss_kept(noted(probes.loss_kept.name, (0, []), (1, [])))
+    with pytest.raises(Violation, match="got     another reduction, scale") as found:
+        watched_checks.assert_loss_kept(noted(probes.loss_kept.name, (0, []), (1, ["reduction", "scale"])))
+    assert found.value.where == "after step 1, rank 0"
+    with pytest.raises(UsageError, match="noted the loss after 1 of 2 steps"):
+        watched_checks.assert_loss_kept(noted(probes.loss_kept.name, (1, [])))
+
+
+@pytest.mark.parametrize(
+    ("change", "changed"),
+    [
+        (lambda loss: setattr(loss, "reduction", "mean"), ["reduction"]),
+        (lambda loss: setattr(loss, "forward", lambda *given: None), ["forward"]),
+        (lambda loss: loss.register_forward_hook(lambda *given: None), ["_forward_hooks"]),
+        (lambda loss: loss.eval(), ["training"]),
+        (lambda loss: delattr(loss, "scale"), ["scale"]),
+        (lambda loss: setattr(loss, "__class__", type("Other", (type(loss),), {})), ["__class__"]),
+        (lambda loss: None, []),
+    ],
+)
+def test_what_is_changed_of_a_loss_is_noted_by_name(change: Callable[[Any], object], changed: list[str]) -> None:
+    told, seen, shown = list[Any](), list[Any](), list[Any]()
+    probes.loss_kept(None, Notes(0, seen.append, lambda: 0, told.append, lambda made: None, on_loss=shown.append))
+    loss = models.loss_for(CASE)
+    (watch,) = shown
+    watch(loss)
+    (look,) = told
+    change(loss)
+    look("before_step")
+    assert seen == []
+    look("after_step")
+    assert seen == [changed]
 
 
 def test_hooks_on_parameters_that_do_not_fire_once_a_reduction_are_found() -> None:

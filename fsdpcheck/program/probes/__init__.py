@@ -17,6 +17,7 @@ from fsdpcheck.program.probes.passing import quantities, quantities_but_local_gr
 from fsdpcheck.program.probes.shown import (
     Missing,
     local_tensors,
+    loss_kept,
     ordered_norms,
     padding,
     poison_padding,
@@ -35,6 +36,7 @@ __all__ = [
     "interrupt_forward",
     "interrupt_later",
     "local_tensors",
+    "loss_kept",
     "memory",
     "ordered_norms",
     "padding",

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from fsdpcheck.adapters.contract import Shard, UnitState
 from fsdpcheck.program.probe import Notes, probe
@@ -89,6 +90,29 @@ def scribbled(trainer: Any, notes: Notes) -> list[str]:
     again = {method: getattr(trainer, method)() for method in methods}
     pairs = [(method, name, value) for method in methods for name, value in before[method].items()]
     return [f"{method}()[{name!r}]" for method, name, value in pairs if not torch.equal(again[method][name], value)]
+
+
+@probe()
+def loss_kept(_: Any, notes: Notes) -> None:
+    """Notes after each step the names of what the loss no longer has as it had when the implementation got it."""
+
+    def watch(loss: nn.Module) -> None:
+        given = _described(loss)
+
+        def look(moment: str) -> None:
+            now = _described(loss)
+            if moment == "after_step":
+                notes.add(sorted(name for name in given.keys() | now.keys() if given.get(name) != now.get(name)))
+
+        notes.on_moment(look)
+
+    notes.on_loss(watch)
+
+
+def _described(loss: nn.Module) -> dict[str, str]:
+    """Its attributes, in words; of what holds hooks, say, how many there are."""
+    told = {name: f"{len(value)}" if isinstance(value, Mapping) else repr(value) for name, value in vars(loss).items()}
+    return {**told, "__class__": type(loss).__qualname__}
 
 
 @probe(at=("after_step",), calls="ordered_norms")
