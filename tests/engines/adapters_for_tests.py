@@ -100,6 +100,12 @@ def killed_without_a_name(rank: int) -> None:
 
 
 @AveragingAdapter
+def runs_out_of_memory(rank: int) -> None:
+    if rank == WRONG_RANK:
+        torch.empty(1 << 50)
+
+
+@AveragingAdapter
 def leaves_at_once(rank: int) -> None:
     if rank == WRONG_RANK:
         os._exit(7)

@@ -230,6 +230,14 @@ def test_probes_are_called_on_every_rank(engine: Engine) -> None:
         assert result.observations == [(name, moment, step, (rank, parameters)) for moment, step in moments]
 
 
+def test_a_rank_without_memory_is_named_with_its_line_and_what_the_other_waits_for(engine: Engine) -> None:
+    failure = failed(engine.run(own("runs_out_of_memory")))
+    assert (failure.kind, [state.state for state in failure.ranks]) == ("raised", ["blocked", "raised"])
+    for said in ("rank 1 raised RuntimeError", "can't allocate memory", "torch.empty(1 << 50)", "waiting for rank 1"):
+        assert said in failure.text
+    assert engine.run(own("honest")).failure is None  # and the session goes on
+
+
 @pytest.mark.parametrize("adapter", ["no_such_adapter", f"{ADAPTERS}:not_an_adapter", "no/such/file.py:adapter"])
 def test_a_request_for_no_adapter_is_refused(engine: Engine, adapter: str) -> None:
     with pytest.raises(AdapterError):
