@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from functools import partial
-
 from fsdpcheck.adapters.contract import Observable
 from fsdpcheck.case import TrainingCase
 from fsdpcheck.checks.clipping import (
@@ -13,7 +11,7 @@ from fsdpcheck.checks.clipping import (
     assert_probe_coefficients,
 )
 from fsdpcheck.checks.nonfinite_samples import assert_refused_or_left_out, spoiled
-from fsdpcheck.checks.one_row import assert_refused_or_right, with_one_row
+from fsdpcheck.checks.refused_or_right import assert_refused_or_norms
 from fsdpcheck.judging.registry import law
 from fsdpcheck.judging.run import Run
 from fsdpcheck.strategies import HIDING, PRIVATE_EXACT, PRIVATE_PROBE, CaseSpace, Family
@@ -118,7 +116,10 @@ def test_a_sample_without_a_norm_is_refused_by_all_or_left_out(case: TrainingCas
     "clipping.one-row",
     promise="private",
     space=PRIVATE_PROBE.without("conv-private", "bags-private", "group-norm-private", *HIDING).but(
-        user_models="never", must_occur=("distributed batch on several ranks",), vacuous_without=("non-zero gradient",)
+        user_models="never",
+        must_occur=("distributed batch on several ranks",),
+        vacuous_without=("non-zero gradient",),
+        adjusted=("one row",),
     ),
     observe=("norms",),
 )
@@ -130,5 +131,4 @@ def test_a_layer_on_one_row_for_all_samples_is_refused_or_has_norms(case: Traini
     Not seen: the reason of what is raised; whether all ranks raise, where one that has a single sample can go on.
     Source: Opacus#841, Opacus#845; GPT-2 in transformers, whose positions are one row.
     """
-    one = with_one_row(case, run.features)
-    assert_refused_or_right(run(one), run.answer(one), partial(run, case))
+    assert_refused_or_norms(lambda one: (run(one), run.answer(one)), case)

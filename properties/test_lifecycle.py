@@ -164,7 +164,7 @@ def test_the_loss_is_left_as_it_was_given(case: TrainingCase, run: Run) -> None:
     So that a validation which its user computes with it is what it was. Private steps too.
     Not seen: what is changed within a step and changed back; a loss that is no module.
     Source: Opacus' DPLossFastGradientClipping, which sets ``criterion.reduction`` for the length of a call and, where
-    that raises, for good.
+    that raises, for good; no public report known.
     """
     assert_loss_kept(run(case, probes=(probes.loss_kept,)))
 

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from fsdpcheck.case import TrainingCase
-from fsdpcheck.checks.thawed import assert_refused_or_thawed, with_thawed_layer
-from fsdpcheck.checks.tied_apart import assert_refused_or_tied, with_tied_units
+from fsdpcheck.checks.refused_or_right import THAWED, TIED_APART, assert_refused_or_trained
 from fsdpcheck.checks.training import assert_gradients_equal, assert_outputs_equal, assert_parameters_equal
 from fsdpcheck.checks.unobserved_training import assert_trained
 from fsdpcheck.judging.registry import law
@@ -71,6 +70,7 @@ def test_the_averaged_gradient_is_the_single_device_one(case: TrainingCase, run:
         user_models="never",
         must_occur=("distributed batch on several ranks", "several steps"),
         vacuous_without=("non-zero gradient",),
+        adjusted=("tied apart",),
     ),
     needs_traits=("tied",),
 )
@@ -82,8 +82,7 @@ def test_a_weight_of_two_units_is_refused_or_trained_as_one(case: TrainingCase, 
     Not seen: the reason of what is raised; weights shared by an Embedding and the head, by more than two layers.
     Source: Lightning#21613, accelerate#4171, torchtitan#2817; docs/upstream/fsdp1_tied_weights_of_two_units.py.
     """
-    one = with_tied_units(case, run.features)
-    assert_refused_or_tied(run(one), run.answer(one), lambda: (run(case), run.answer(case)))
+    assert_refused_or_trained(lambda one: (run(one), run.answer(one)), case, TIED_APART)
 
 
 @law(
@@ -93,6 +92,7 @@ def test_a_weight_of_two_units_is_refused_or_trained_as_one(case: TrainingCase, 
         user_models="never",
         must_occur=("distributed batch on several ranks", "several units"),
         vacuous_without=("non-zero gradient",),
+        adjusted=("thawed",),
     ),
     needs_traits=("frozen",),
 )
@@ -103,8 +103,7 @@ def test_what_is_thawed_between_steps_is_trained(case: TrainingCase, run: Run) -
     Not seen: the reason of what is raised; what is frozen later, or thawed within a step; private training.
     Source: pytorch#104148, pytorch#105371, Lightning#20340: gradual unfreezing (arXiv:1801.06146).
     """
-    one = with_thawed_layer(case)
-    assert_refused_or_thawed(run(one), run.answer(one), lambda: (run(case), run.answer(case)))
+    assert_refused_or_trained(lambda one: (run(one), run.answer(one)), case, THAWED)
 
 
 @law(

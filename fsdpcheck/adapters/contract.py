@@ -142,11 +142,12 @@ class Features:
         """Why a promise is not made: its own reason, or its family's; "" if none is given."""
         return self.reasons.get(promise) or self.reasons.get(promise.partition(".")[0], "")
 
-    def takes(self, case: Case) -> bool:
-        """Whether the implementation can be given the case: its traits are accepted, and its mesh has no other axes."""
+    def takes(self, case: Case, besides: frozenset[Trait] = frozenset()) -> bool:
+        """Whether the implementation can be given the case: its mesh has no other axes, and its traits are accepted, or
+        are ``besides``."""
         axes = self.axes | ({"dp_replicate"} if "hsdp" in self.accepts else set())
         mesh = getattr(case, "mesh", None)
-        return case.requires() <= self.accepts and (mesh is None or mesh.sizes.keys() <= axes)
+        return case.requires() <= self.accepts | besides and (mesh is None or mesh.sizes.keys() <= axes)
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 
 from fsdpcheck.checks._read import completed
-from fsdpcheck.checks.training import assert_parameters_equal, right
 from fsdpcheck.execution import Execution, RankState
-from fsdpcheck.findings.cause import PATTERN, Cause, Causes
 from fsdpcheck.findings.violation import Violation
-from fsdpcheck.oracle import Answer
 
 REFUSALS = ("ValueError", "NotImplementedError")
 """What says that something cannot be done; anything else that is raised is a mistake of another kind."""
@@ -42,40 +38,6 @@ def refused(execution: Execution, without: Callable[[], Execution]) -> bool:
         return False
     completed(without())
     return True
-
-
-def assert_refused_or_trained(
-    execution: Execution,
-    answer: Answer,
-    without: Callable[[], tuple[Execution, Answer]],
-    change: str,
-    otherwise: str,
-) -> None:
-    """Some rank raised, whatever it is called, or parameters are the single device's after every step, bit for bit.
-
-    ``without``: the case as it was drawn, which completes where the ``change`` of it is refused. ``otherwise``: the
-    cause where no stronger one fits, and the case as it was drawn is right.
-    """
-    if not refused(execution, lambda: without()[0]):
-        with in_words(change, lambda: otherwise if right(*without()) else ""):
-            assert_parameters_equal(execution, answer)
-
-
-@contextmanager
-def in_words(change: str, otherwise: Callable[[], str] = str) -> Iterator[None]:
-    """A violation inside says too what was changed of the case; ``otherwise`` gives the cause where no stronger one
-    fits, or ""."""
-    try:
-        yield
-    except Violation as found:
-        where, diagnose = f"{found.where}; {change}", found.diagnose
-
-        def causes() -> Causes | None:
-            known = diagnose() if diagnose is not None else None
-            return [*(known or ()), Cause(change, text, PATTERN)] if (text := otherwise()) else known
-
-        said = found.cause if diagnose is None else ""
-        raise Violation(found.what, got=found.got, wanted=found.wanted, where=where, cause=said or causes) from None
 
 
 def _refuses(rank: RankState) -> bool:

@@ -183,7 +183,7 @@ class Exploration:
 
     def _holds(self, case: Case) -> bool | None:
         """Whether the law holds on a changed case; None where that cannot be told, or the budget is spent."""
-        if not self.run.features.takes(case):
+        if not self.run.features.takes(case, self.law.space.added):
             return None
         for _, error in self._judged((case,)):
             return None if error is not None and not isinstance(error, Violation) else error is None

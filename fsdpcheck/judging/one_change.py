@@ -209,7 +209,6 @@ CHANGES: Final = (
     _step("no resumption", resume=False),
     _step("no evaluation between steps", evaluates="no"),
     _step("no other model trained before", rebuilds=False),
-    _step("nothing thawed", thaws=False),
     Change("N = 1", lambda case: case.step.normaliser == 1, _of_normaliser_1),
     _optimizer("SGD", kind="sgd", groups="one"),
     _optimizer("no weight decay", weight_decay=0.0),

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from hypothesis.strategies import SearchStrategy
 
 from fsdpcheck.adapters.contract import Features
-from fsdpcheck.case import TrainingCase
+from fsdpcheck.case import LayerSpec, TrainingCase, Trait
 from fsdpcheck.case.training import Evaluation
 from fsdpcheck.case.validation import is_power_of_two, whole_or_float
 from fsdpcheck.strategies import metamorphic
@@ -87,6 +87,53 @@ def _evaluated_in(case: TrainingCase, context: Evaluation) -> TrainingCase:
     return replace(case, step=replace(case.step, evaluates=context))
 
 
+def _thawed(case: TrainingCase, features: Features) -> TrainingCase | None:
+    """Its first layer that shares no weight is frozen in the first step and thawed behind it; None if all share one."""
+    layers = list(case.model.layers)
+    place = next((n for n in range(len(layers)) if n not in (case.model.tied or ())), None)
+    if place is None:
+        return None
+    layers[place] = replace(layers[place], frozen="all" if layers[place].bias else "weight")
+    step = replace(case.step, steps=max(2, case.step.steps), thaws=True)
+    return replace(case, model=replace(case.model, layers=tuple(layers)), step=step)
+
+
+def _tied_apart(case: TrainingCase, features: Features) -> TrainingCase | None:
+    """Two layers stand behind its input, each a unit of its own, that share one weight and have no bias."""
+    model = case.model
+    layers = (LayerSpec(model.features), LayerSpec(model.features, activation="relu"), *model.layers)
+    units = (1,) * (len(layers) + model.has_front)
+    found = replace(case, model=replace(model, layers=layers, tied=(0, 1), units=units))
+    return _taken(found, features, "tied", "tied-apart")
+
+
+def _with_one_row(case: TrainingCase, features: Features) -> TrainingCase | None:
+    """A layer stands behind its input that runs on one row and is added to all samples, in the first unit."""
+    model = case.model
+    layers = (LayerSpec(model.features, bias="bias" in features.accepts, used="for all"), *model.layers)
+    units = (model.units[0] + 1, *model.units[1:]) if model.units else ()
+    tied = None if model.tied is None else (_behind(model.tied[0]), _behind(model.tied[1]))
+    changed = replace(model, layers=layers, units=units, tied=tied)
+    return _taken(replace(case, model=changed), features, "one-row-private")
+
+
+def _behind(place: int) -> int:
+    """Where a layer stands once there is one before all; -1, the Embedding, stays."""
+    return place + (place >= 0)
+
+
+def _taken(case: TrainingCase, features: Features, *besides: Trait) -> TrainingCase | None:
+    """The case, if it demands nothing that is not accepted but what is ``besides``."""
+    return case if features.takes(case, frozenset(besides)) else None
+
+
+def _where_it_can_be(change: Callable[[TrainingCase, Features], TrainingCase | None]) -> Adjust:
+    def adjust(drawn: SearchStrategy[TrainingCase], features: Features) -> SearchStrategy[TrainingCase]:
+        return drawn.map(lambda case: change(case, features)).filter(lambda case: case is not None)  # type: ignore[return-value]
+
+    return adjust
+
+
 def _each(change: Callable[[TrainingCase], TrainingCase]) -> Adjust:
     return lambda drawn, features: drawn.map(change)
 
@@ -100,4 +147,7 @@ ADJUSTMENTS: dict[Adjustment, Adjust] = {
     "in replicas": _each(metamorphic.in_replicas),
     "on real numbers": _each(_on_real_numbers),
     "evaluated": _evaluated,
+    "thawed": _where_it_can_be(_thawed),
+    "tied apart": _where_it_can_be(_tied_apart),
+    "one row": _where_it_can_be(_with_one_row),
 }

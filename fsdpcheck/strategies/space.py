@@ -21,6 +21,7 @@ UserModels = Literal["any", "known layers", "never"]
 DrawnNumbers = Literal["grid", "real", "either"]
 Adjustment = Literal[
     "any sum", "one step", "any clip norm", "a bias", "partial terms", "in replicas", "on real numbers", "evaluated",
+    "thawed", "tied apart", "one row",
 ]  # fmt: skip
 """What is changed in every drawn case; ``strategies/adjustments.py`` has what each does."""
 
@@ -29,6 +30,12 @@ _DEMANDED: dict[Adjustment, frozenset[Trait]] = {
     "in replicas": frozenset({"replicated-shards", "hsdp"}),
     "evaluated": frozenset({"evaluation"}),
 }
+_ADDED: dict[Adjustment, frozenset[Trait]] = {
+    "thawed": frozenset({"thawed"}),
+    "tied apart": frozenset({"tied-apart"}),
+    "one row": frozenset({"one-row-private"}),
+}
+"""What cases have whether it is accepted or not: their laws take a refusal as well."""
 _TOLD = ("user_models", "must_occur", "vacuous_without")
 """Fields that say what is asked of the cases and change none of them."""
 
@@ -86,6 +93,11 @@ class Space:
     @property
     def demands(self) -> frozenset[Trait]:
         """Traits that every case of the space demands."""
+        return frozenset()
+
+    @property
+    def added(self) -> frozenset[Trait]:
+        """Traits that its cases have whether they are accepted or not."""
         return frozenset()
 
     @property
@@ -175,6 +187,10 @@ class CaseSpace(Space):
         own |= {"replicated"} if self.replicated else set()
         own |= {self.compute} if self.compute != "dtype" else set()
         return frozenset(own).union(*(_DEMANDED.get(adjustment, frozenset()) for adjustment in self.adjusted))
+
+    @property
+    def added(self) -> frozenset[Trait]:
+        return frozenset[Trait]().union(*(_ADDED.get(adjustment, frozenset()) for adjustment in self.adjusted))
 
 
 @dataclass(frozen=True, kw_only=True)

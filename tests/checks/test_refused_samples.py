@@ -5,14 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 from functools import cache
-from typing import Any
 
 import pytest
 
 from fsdpcheck import oracle
-from fsdpcheck.checks.refused_samples import assert_refused_alike, in_words, refused
+from fsdpcheck.checks.refused_samples import assert_refused_alike, refused
 from fsdpcheck.execution import Execution, Failure, RankState
-from fsdpcheck.findings.cause import Cause
 from fsdpcheck.findings.violation import Violation
 from tests.common.fabricated import SMALL, execution
 from tests.common.tables import each
@@ -32,7 +30,6 @@ def raised(rank: int, line: str) -> RankState:
     return RankState(rank, "raised", stack=("  File ...", line))
 
 
-OWN = [Cause("own", "its own")]
 REFUSED = raised(0, "ValueError: no")
 
 
@@ -71,10 +68,3 @@ def test_what_some_rank_raised_is_refused_and_nothing_else() -> None:
     assert not refused(failed(REFUSED, kind="mismatch"), taken)
     with pytest.raises(Violation, match="did not complete"):  # what is raised anyway refuses nothing
         refused(failed(REFUSED), lambda: failed(REFUSED))
-
-
-@each(("cause", "said"), [("", "otherwise"), ("its own", "its own"), (list, "otherwise"), (lambda: OWN, "its own")])
-def test_a_violation_says_what_was_changed_and_keeps_its_cause(cause: Any, said: str) -> None:
-    with pytest.raises(Violation) as found, in_words("with one row", otherwise=lambda: "otherwise"):
-        raise Violation("broke", got="1", wanted="2", where="step 0", cause=cause)
-    assert (found.value.where, found.value.cause) == ("step 0; with one row", said)

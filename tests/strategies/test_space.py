@@ -17,6 +17,7 @@ from fsdpcheck.strategies import PLAIN, PRIVATE_PROBE, BuiltSpace, CaseSpace, Fa
 from fsdpcheck.strategies.adjustments import ADJUSTMENTS
 from fsdpcheck.strategies.space import Adjustment
 from tests.common.cases_by_hand import SMALLEST
+from tests.common.tables import each
 
 ALL: frozenset[Trait] = frozenset(get_args(Trait))
 EVERYTHING = Features(frozenset(get_args(Promise)), ALL)
@@ -103,6 +104,17 @@ def test_cases_that_are_built_are_drawn_as_they_are() -> None:
     drawn = BuiltSpace(build=lambda features, sizes: strategies.cases_of(listed, features, sizes))
     for space in (listed, drawn):
         assert enumeration.distinct(strategies.cases_of(space, EVERYTHING), 3) == [SMALLEST]
+
+
+@each(("adjustment", "trait"), [("thawed", "thawed"), ("tied apart", "tied-apart"), ("one row", "one-row-private")])
+def test_what_may_be_refused_is_in_every_case_whether_it_is_accepted_or_not(adjustment: Adjustment, trait: str) -> None:
+    """And nothing else that is not accepted; so a case that shows a finding shows what may be refused."""
+    space = (PRIVATE_PROBE if adjustment == "one row" else PLAIN.without("tied", "conv")).but(adjusted=(adjustment,))
+    features = replace(EVERYTHING, accepts=frozenset({"bias", "frozen", "sequence", "project"}))
+    cases = list(enumeration.distinct(strategies.cases_of(space, features, (1, 2, 3)), 40, 0))
+    assert len(cases) == 40
+    more = {"tied"} if adjustment == "tied apart" else set()
+    assert all(trait in one.requires() and one.requires() <= features.accepts | space.added | more for one in cases)
 
 
 def test_every_adjustment_is_made() -> None:
