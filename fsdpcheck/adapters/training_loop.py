@@ -142,9 +142,11 @@ class TrainingLoop:
         return outputs
 
     def thaw(self) -> None:
-        """See ``Observed.thaw``."""
-        for parameter in self.model.parameters():
-            parameter.requires_grad_()
+        """See ``Observed.thaw``. What ``fully_shard`` keeps gathered is freed before, see ``fully_shard:thawing``."""
+        for module in self.model.modules():
+            if callable(reshard := getattr(module, "reshard", None)):
+                reshard()
+        self.model.requires_grad_()
 
     def parameters(self) -> Mapping[str, Tensor | Part]:
         """See ``Trainer.parameters``."""

@@ -145,7 +145,7 @@ def _without_values(model: nn.Module) -> nn.Module:
 
 def _take(trainer: Trainer, batch: Batch, watch: Watch) -> None:
     """One step; once more if a probe has interrupted it. What is raised by others stands."""
-    watch.in_step = True
+    watch.begin_step()
     try:
         trainer.step(batch)
     except Interrupted:

@@ -119,9 +119,11 @@ class Watch:
         self._told: list[Callable[[str], None]] = []
         self._optimizers: list[Callable[[torch.optim.Optimizer], None]] = []
         self._losses: list[Callable[[nn.Module], object]] = []
+        self._releases: Releases | None = None
         if request.releases is not None:
             forced = request.releases[rank] if request.releases else ()
-            self._optimizers.append(Releases(result, lambda: self.step, forced).see)
+            self._releases = Releases(result, lambda: self.step, forced)
+            self._optimizers.append(self._releases.see)
         self._probes = [(name, load(name), self._notes(name)) for name in request.probes]
 
     def note(self, name: str, value: object) -> None:
@@ -162,6 +164,12 @@ class Watch:
             value = one(seen, notes) if one.looks_at(moment) else None
             if value is not None:
                 self.result.observations.append((name, moment, self.step, value))
+
+    def begin_step(self) -> None:
+        """A step is taken from here on."""
+        self.in_step = True
+        if self._releases is not None:
+            self._releases.come_last()
 
     def optimizer(self, made: torch.optim.Optimizer) -> None:
         """Show an optimizer to the probes that asked for it."""

@@ -1,7 +1,8 @@
 """Has the optimizers of a rank given what those of another training were given, and notes what they would have been.
 
 From the optimizer's call on, all that a training does is then a function of the same releases. Gradients are exchanged
-in place, right before the optimizer runs, and put back behind it: a trainer shows its own.
+in place, right before the optimizer runs, and put back behind it: a trainer shows its own. Hooks that an implementation
+has the optimizer call before it, one that divides by N say, come before that.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from dataclasses import replace
 
 import torch
 from torch import Tensor, nn
+from torch.utils.hooks import RemovableHandle
 
 from fsdpcheck.compat.torch_private import is_dtensor
 from fsdpcheck.execution import RankResult
@@ -27,6 +29,7 @@ class Releases:
         self._result, self._step = result, step
         self._forced = {(release.step, place): release for release, place in zip(forced, _places(forced), strict=True)}
         self._calls: Counter[int] = Counter()
+        self._seen: list[tuple[torch.optim.Optimizer, Callable[..., None], RemovableHandle]] = []
 
     def see(self, optimizer: torch.optim.Optimizer) -> None:
         """Stand around each call of ``optimizer``."""
@@ -48,8 +51,14 @@ class Releases:
             else:
                 self._result.releases[-1] = replace(self._result.releases[-1], kept=False)
 
-        optimizer.register_step_pre_hook(before)
+        self._seen.append((optimizer, before, optimizer.register_step_pre_hook(before)))
         optimizer.register_step_post_hook(after)
+
+    def come_last(self) -> None:
+        """Behind all that others have each optimizer call before its step; to be called when a step begins."""
+        for number, (optimizer, before, handle) in enumerate(self._seen):
+            handle.remove()
+            self._seen[number] = (optimizer, before, optimizer.register_step_pre_hook(before))
 
     def _next(self) -> Release | None:
         step = self._step()

@@ -94,7 +94,7 @@ def _thawed(case: TrainingCase, features: Features) -> TrainingCase | None:
     if place is None:
         return None
     layers[place] = replace(layers[place], frozen="all" if layers[place].bias else "weight")
-    step = replace(case.step, steps=max(2, case.step.steps), thaws=True)
+    step = replace(case.step, steps=case.step.steps + 1, thaws=True)
     return replace(case, model=replace(case.model, layers=tuple(layers)), step=step)
 
 

@@ -303,6 +303,30 @@ def test_fsdp1_loses_a_gradient_of_a_weight_of_two_units_on_one_shard(engine: En
     assert "is in two units: on one shard FSDP1 loses the gradient of one" in refused.failure.text
 
 
+def test_what_is_thawed_behind_an_evaluation_is_frozen_again_by_fully_shard(engine: Engine) -> None:
+    """torch 2.13: where it is kept gathered, as the root is by default. The adapter frees it before."""
+    model = ModelSpec((LayerSpec(2, frozen="weight"), LayerSpec(2)), features=2)
+    step = StepSpec(steps=3, normaliser=4, evaluates="no_grad", thaws=True)
+    case = dataclasses.replace(BASE, model=model, mesh=MeshSpec(2, reshard_after_forward=False), step=step)
+    known, right = Run(engine, "fully_shard:thawing"), Run(engine, "fully_shard")
+    with pytest.raises(Violation, match=r"step 2, rank 0, tail\.linear0"):
+        assert_parameters_equal(known(case), known.answer(case))
+    assert_parameters_equal(right(case), right.answer(case))
+
+
+def test_fsdp1_loses_the_first_gradient_of_what_is_thawed_on_one_shard(engine: Engine) -> None:
+    """torch 2.13, of micro-batches under no_sync. The adapter refuses to thaw there."""
+    model = ModelSpec((LayerSpec(2, frozen="weight"), LayerSpec(2)), features=2)
+    step = StepSpec(steps=2, normaliser=4, micro_batches=2, sync_every=False, thaws=True)
+    case = dataclasses.replace(BASE, model=model, mesh=MeshSpec(1), step=step)
+    known = Run(engine, "fsdp1:thawing")
+    with pytest.raises(Violation, match=r"step 1, rank 0, tail\.linear0"):
+        assert_parameters_equal(known(case), known.answer(case))
+    refused = Run(engine, "fsdp1")(case).failure
+    assert refused is not None
+    assert "loses gradients of what is thawed" in refused.text
+
+
 def test_fsdp1_cannot_train_behind_a_forward_in_inference_mode(engine: Engine) -> None:
     """torch 2.13 (pytorch#113203): where nobody looks at parameters between, which gathers them anew."""
     case = dataclasses.replace(BASE, mesh=MeshSpec(2), step=StepSpec(steps=3, evaluates="inference_mode"))

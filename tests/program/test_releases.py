@@ -41,6 +41,27 @@ def test_gradients_of_another_training_move_the_parameters_and_the_own_are_shown
     assert all(release.kept for release in result.releases)
 
 
+def halve(parameter: nn.Parameter) -> None:
+    assert parameter.grad is not None
+    parameter.grad.div_(2)
+
+
+def test_what_the_optimizer_calls_before_it_is_done_before() -> None:
+    """As where a hook divides what was summed, whoever was there first."""
+    parameter, given = nn.Parameter(torch.zeros(1)), [Release(0, (torch.tensor([4.0]),), {})]
+    result, optimizer = RankResult(0), torch.optim.SGD([parameter], lr=1.0)
+    releases = Releases(result, lambda: 0, given)
+    releases.see(optimizer)
+    optimizer.register_step_pre_hook(lambda *_: halve(parameter))
+    releases.come_last()
+    parameter.grad = torch.tensor([6.0])
+    optimizer.step()
+    (release,) = result.releases
+    assert (release.gradients, release.kept) == ((torch.tensor([3.0]),), True)
+    assert parameter.grad is not None
+    assert (parameter.item(), parameter.grad.item()) == (-4.0, 3.0)
+
+
 def test_an_optimizer_that_sets_gradients_anew_is_noted() -> None:
     parameter = nn.Parameter(torch.zeros(1))
     other = stepped(nn.Parameter(torch.zeros(1)), [torch.tensor([4.0])])

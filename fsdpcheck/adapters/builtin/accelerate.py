@@ -35,11 +35,11 @@ class Loop(TrainingLoop):
 class Accelerate:
     name = "accelerate"
     features = Features(
-        promises=frozenset({"plain", "global-norm", "sharded", "thawing"}),
+        promises=frozenset({"plain", "global-norm", "sharded"}),
         accepts=ORDINARY - {"hsdp", "bfloat16", "inference-mode"},  # the last as fully_shard
         observables=frozenset({"params", "grads", "grad_norm"}),
         global_norm=GlobalNormRule(nested=True, dtype="case", eps=1e-6),
-        reasons=PLAIN_REASONS,
+        reasons={**PLAIN_REASONS, "thawing": "is asked of fully_shard, with which it shards"},
         rank_local=tuple(
             f"accelerate.state:{name}._shared_state" for name in ("PartialState", "AcceleratorState", "GradientState")
         ),

@@ -36,9 +36,16 @@ class _Loop(TrainingLoop):
     trainable parameters, and the one whose optimizer sees parameters (False lets the optimizer update padding too).
     """
 
-    def __init__(self, model: FullyShardedDataParallel, setup: Setup, sync_every: bool) -> None:
+    def __init__(self, model: FullyShardedDataParallel, setup: Setup, sync_every: bool, thaws: bool) -> None:
         super().__init__(model, setup)
-        self._wrapped, self._sync_every = model, sync_every
+        self._wrapped, self._sync_every, self._thaws = model, sync_every, thaws
+
+    def thaw(self) -> None:
+        """Refused where it would go wrong: on one shard, the first gradients of what is thawed are lost by no_sync."""
+        step = self.setup.step
+        if self.setup.mesh.dp_shard == 1 and step.micro_batches > 1 and not (step.sync_every or self._thaws):
+            raise NotImplementedError("on one shard FSDP1 loses gradients of what is thawed that no_sync leaves")
+        super().thaw()
 
     def reducing(self, number: int, last: int) -> AbstractContextManager[object]:
         return nullcontext() if self._sync_every or self.reduces(number, last) else self._wrapped.no_sync()
@@ -128,8 +135,10 @@ class FullyShardedDataParallelAdapter:
         hooked: bool = False,
         apart: bool = False,
         more: Trait | None = None,
+        thaws: bool = False,
     ) -> None:
         self.name, self._hybrid_of_one, self._unsynced, self._apart = name, hybrid_of_one, unsynced, apart
+        self._thaws = thaws
         if more is not None:
             self.features = replace(self.features, accepts=self.features.accepts | {more})
         if hooked:
@@ -153,7 +162,7 @@ class FullyShardedDataParallelAdapter:
                 use_orig_params=True,
                 mixed_precision=_precision(setup),
             )
-        return _Loop(wrapped, setup, sync_every=reduces)
+        return _Loop(wrapped, setup, reduces, self._thaws)
 
 
 adapter = FullyShardedDataParallelAdapter("fsdp1")
@@ -163,6 +172,9 @@ over replicas (_init_core_state and _reduce_grad_no_shard in torch 2.13; pytorch
 hooked = FullyShardedDataParallelAdapter("fsdp1, with hooks", hooked=True)
 """A known finding: a frozen parameter in one unit with trained ones is a view of the one flat parameter, so its module
 has a backward, and the user's backward hooks on it fire where a single device has none to fire."""
+thawing = FullyShardedDataParallelAdapter("fsdp1, thawed on one shard", thaws=True)
+"""A known finding: on one shard the first step behind a thaw loses the gradients of micro-batches under ``no_sync``, if
+those before were under it too (torch 2.13). ``adapter`` refuses it."""
 inferring = FullyShardedDataParallelAdapter("fsdp1, in inference mode", more="inference-mode")
 """A known finding: what a forward in ``torch.inference_mode`` gathers into is an inference tensor, and the next step of
 training raises, unless ``summon_full_params`` was between (torch 2.13; pytorch#113203)."""

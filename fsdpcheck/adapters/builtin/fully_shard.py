@@ -30,9 +30,15 @@ _FEATURES: frozenset[Promise] = frozenset(
 class _Loop(TrainingLoop):
     """The ordinary loop, with what features ask of it around micro-batches and steps."""
 
-    def __init__(self, model: nn.Module, setup: Setup, uses: Uses) -> None:
+    def __init__(self, model: nn.Module, setup: Setup, uses: Uses, as_it_lies: bool) -> None:
         super().__init__(model, setup)
-        self._uses = uses
+        self._uses, self._as_it_lies = uses, as_it_lies
+
+    def thaw(self) -> None:
+        if self._as_it_lies:
+            self.model.requires_grad_()
+        else:
+            super().thaw()
 
     def step(self, batch: Batch) -> None:
         super().step(batch)
@@ -80,21 +86,30 @@ class FullyShard:
         whole="whole = {name: value.full_tensor() for name, value in model.named_parameters()}",
     )
 
-    def __init__(self, name: str = "fully_shard", by_the_book: bool = False, more: Trait | None = None) -> None:
-        self.name, self._by_the_book = name, by_the_book
+    def __init__(
+        self,
+        name: str = "fully_shard",
+        by_the_book: bool = False,
+        more: Trait | None = None,
+        thaws_as_it_lies: bool = False,
+    ) -> None:
+        self.name, self._by_the_book, self._thaws_as_it_lies = name, by_the_book, thaws_as_it_lies
         self.features = replace(self.features, accepts=self.features.accepts | ({more} if more else set()))
 
     def sampler(self, setup: SamplerSetup) -> Sampler:
         return _torch_sampler.Shares(setup)
 
     def build(self, model: nn.Module, setup: Setup) -> TrainingLoop:
-        return _Loop(model, setup, shard(model, setup, self._by_the_book))
+        return _Loop(model, setup, shard(model, setup, self._by_the_book), self._thaws_as_it_lies)
 
 
 adapter = FullyShard()
 by_the_book = FullyShard("fully_shard, recovering as documented", by_the_book=True)
 """A known finding: ``reset_iter_state`` of torch 2.13 says that it drops the gradients of micro-batches that were not
 reduced, and keeps them."""
+thawing = FullyShard("fully_shard, thawed as it lies", thaws_as_it_lies=True)
+"""A known finding: what is kept gathered behind an evaluation, as the root is, and thawed there, is frozen again when
+it is freed, which is the next backward, without a word (torch 2.13)."""
 inferring = FullyShard("fully_shard, in inference mode", more="inference-mode")
 """A known finding: what a first forward in ``torch.inference_mode`` gathers into stays an inference tensor, and the
 first training step raises; on one rank that forward raises itself (torch 2.13; the latter is pytorch#197327)."""
