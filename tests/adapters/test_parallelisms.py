@@ -131,6 +131,16 @@ def test_weight_decay_of_a_replicated_parameter_is_not_added_up_of_thirds(engine
     assert_parameters_equal(run(case), run.answer(case))
 
 
+@pytest.mark.skipif(importlib.util.find_spec("accelerate") is None, reason="needs accelerate")
+def test_accelerate_reduces_behind_the_last_micro_batch_alone(engine: SimulatedEngine) -> None:
+    case = replace(ALONG_TP, mesh=MeshSpec(2), step=StepSpec(normaliser=4, micro_batches=2, sync_every=False))
+    run = Run(engine, "accelerate")
+    execution = run(case)
+    assert_parameters_equal(execution, run.answer(case))
+    reduced = [call for call in execution.ranks[0].trace if call.op == "reduce_scatter"]
+    assert len(reduced) == 3, "one for each unit and the root"
+
+
 def test_what_ddp_is_not_told_of_it_does_not_reduce(engine: SimulatedEngine) -> None:
     """A parameter that is thawed behind the first step: every rank keeps its own gradient of it (Lightning#20340)."""
     law = chapters()["training.thawed"]

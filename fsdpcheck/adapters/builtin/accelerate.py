@@ -1,7 +1,8 @@
 """Hugging Face accelerate: FSDP2 by ``FullyShardedDataParallelPlugin``, each unit by its own name.
 
 On a CPU ``Accelerator`` takes the plugin and trains with DistributedDataParallel all the same: there the plugin is put
-in its state by hand, after which it prepares, clips and steps as on a GPU.
+in its state by hand, after which it prepares, clips and steps as on a GPU. It is put there again behind ``prepare``,
+whose optimizer makes the state anew; ``no_sync`` and ``clip_grad_norm_`` go by it.
 """
 
 from __future__ import annotations
@@ -55,6 +56,7 @@ class Accelerate:
         accelerator = Accelerator(cpu=True)
         accelerator.state.distributed_type, accelerator.state.fsdp_plugin = DistributedType.FSDP, plugin
         model, optimizer = accelerator.prepare(model, setup.optimizer(model.parameters()))
+        accelerator.state.distributed_type = DistributedType.FSDP
         return Loop(accelerator, model, optimizer, setup)
 
 
