@@ -131,10 +131,14 @@ def test_weight_decay_of_a_replicated_parameter_is_not_added_up_of_thirds(engine
     assert_parameters_equal(run(case), run.answer(case))
 
 
-@pytest.mark.skipif(importlib.util.find_spec("accelerate") is None, reason="needs accelerate")
-def test_accelerate_reduces_behind_the_last_micro_batch_alone(engine: SimulatedEngine) -> None:
+@pytest.mark.parametrize(
+    "name",
+    ["fully_shard", "fsdp1", *(pytest.param(one, marks=_needs(one)) for one in ("accelerate", "lightning_fabric"))],
+)
+def test_each_unit_is_reduced_by_itself_behind_the_last_micro_batch_alone(name: str, engine: SimulatedEngine) -> None:
+    """An adapter that shards the root alone, or reduces too often, would be right in other cases than are told."""
     case = replace(ALONG_TP, mesh=MeshSpec(2), step=StepSpec(normaliser=4, micro_batches=2, sync_every=False))
-    run = Run(engine, "accelerate")
+    run = Run(engine, name)
     execution = run(case)
     assert_parameters_equal(execution, run.answer(case))
     reduced = [call for call in execution.ranks[0].trace if call.op == "reduce_scatter"]

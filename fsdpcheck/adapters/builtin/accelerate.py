@@ -1,4 +1,6 @@
-"""Hugging Face accelerate: FSDP2 by ``FullyShardedDataParallelPlugin``, each unit by its own name.
+"""Hugging Face accelerate: FSDP2 by ``FullyShardedDataParallelPlugin``, each unit by the name of a class of its own.
+
+What is wrapped is named by class, and any other policy of one's own is left aside without a word (1.15).
 
 On a CPU ``Accelerator`` takes the plugin and trains with DistributedDataParallel all the same: there the plugin is put
 in its state by hand, after which it prepares, clips and steps as on a GPU. It is put there again behind ``prepare``,
@@ -8,6 +10,7 @@ whose optimizer makes the state anew; ``no_sync`` and ``clip_grad_norm_`` go by 
 from __future__ import annotations
 
 from contextlib import AbstractContextManager, nullcontext
+from functools import partial
 from typing import Any
 
 from accelerate import Accelerator, DistributedType, FullyShardedDataParallelPlugin
@@ -47,17 +50,27 @@ class Accelerate:
     )
 
     def build(self, model: nn.Module, setup: Setup) -> TrainingLoop:
-        units = [model.get_submodule(name) for names in setup.units for name in names]
+        classes = {name for names in setup.units for name in map(partial(_named_apart, model), names)}
         plugin = FullyShardedDataParallelPlugin(
-            fsdp_version=2, reshard_after_forward=setup.mesh.reshard_after_forward, cpu_ram_efficient_loading=False
+            fsdp_version=2,
+            reshard_after_forward=setup.mesh.reshard_after_forward,
+            cpu_ram_efficient_loading=False,
+            auto_wrap_policy="transformer_based_wrap" if classes else "no_wrap",
+            transformer_cls_names_to_wrap=sorted(classes) or None,
         )
-        plugin.set_auto_wrap_policy = lambda model: None
-        plugin.auto_wrap_policy = lambda module: any(module is unit for unit in units)
         accelerator = Accelerator(cpu=True)
         accelerator.state.distributed_type, accelerator.state.fsdp_plugin = DistributedType.FSDP, plugin
         model, optimizer = accelerator.prepare(model, setup.optimizer(model.parameters()))
         accelerator.state.distributed_type = DistributedType.FSDP
         return Loop(accelerator, model, optimizer, setup)
+
+
+def _named_apart(model: nn.Module, name: str) -> str:
+    """Give a unit of the model a class of its own, of a name that nothing else has; return that."""
+    unit = model.get_submodule(name)
+    kind = type(unit)
+    unit.__class__ = type(f"Unit{kind.__name__}{name.replace('.', '_')}", (kind,), {})
+    return type(unit).__name__
 
 
 adapter = Accelerate()
