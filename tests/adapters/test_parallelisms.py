@@ -149,9 +149,17 @@ def test_what_ddp_is_not_told_of_it_does_not_reduce(engine: SimulatedEngine) -> 
     """A parameter that is thawed behind the first step: every rank keeps its own gradient of it (Lightning#20340)."""
     law = chapters()["training.thawed"]
     assert "when it is built" in law.not_promised(Run(engine, "ddp").features)
-    verdict = check_law(law, Run(engine, "ddp:thawing"), world_sizes=(2,), most=4, shrink=False)
+    verdict = check_law(law, Run(engine, "ddp:thawing"), world_sizes=(1, 2), most=4)
     assert verdict.finding is not None
     assert (verdict.finding.kind, verdict.finding.what) == ("value", "the parameters are not the single device's")
+    assert "what is thawed behind the first step is treated as before" in verdict.finding.cause
+    assert "one change: one rank" in verdict.finding.when, "changed cases thaw, and are judged all the same"
+    frozen = ModelSpec((LayerSpec(2, activation="relu", frozen="weight"), LayerSpec(2)), features=2, units=(1, 1))
+    case = replace(ALONG_TP, model=frozen, mesh=MeshSpec(2), step=StepSpec(steps=2, normaliser=4, thaws=True))
+    run = Run(engine, "ddp:thawing")
+    with pytest.raises(Violation) as found:
+        assert_parameters_equal(run(case), run.answer(case))
+    assert found.value.causes is not None, "a stale gradient, of the step before, lacks what was frozen then"
 
 
 POSITIONS = replace(

@@ -19,12 +19,17 @@ from fsdpcheck.errors import NotExact
 from fsdpcheck.exact.certifier import FLOAT64
 from fsdpcheck.exact.four_squares import four_squares, slack_targets
 from fsdpcheck.exact.grid import EMPTY, bits, exact_square_sum, grid_exponent, premultiplies_exactly
-from fsdpcheck.oracle import Answer, certificate
+from fsdpcheck.oracle import Answer, batched_step, certificate
 from fsdpcheck.strategies.enumeration import distinct
 from fsdpcheck.workload import batches, clip_groups, layers, models, numerics
 from tests.common.fabricated import SMALL, clipped
 from tests.common.tables import each
 
+THAWED = replace(
+    SMALL,
+    model=replace(SMALL.model, layers=(replace(SMALL.model.layers[0], frozen="all"), SMALL.model.layers[1])),
+    step=replace(SMALL.step, thaws=True),
+)
 EVERYTHING = Features(frozenset(get_args(Promise)), accepts=frozenset(get_args(Trait)))
 FEW = 20
 
@@ -282,3 +287,14 @@ def test_averages_that_would_round_again_are_not_exact() -> None:
     rounds = replace(case, arithmetic=Arithmetic("float32", averaging="premultiply"))
     with pytest.raises(NotExact, match="averaging: multiples of 7 times the rounded 1/7 round again"):
         certificate.prove(rounds, oracle.answer(rounds))
+
+
+def test_gradients_of_what_is_thawed_are_proved_from_the_step_on_in_which_it_is_trained() -> None:
+    answer, model = oracle.answer(THAWED), models.build(THAWED).double()
+    trained = []
+    for step in answer.steps:
+        batched_step.load(model, step)
+        trained.append({*batched_step.trained(model)})
+    first = {name for name, _ in model.named_parameters() if ".linear0." in name}
+    assert (trained[0] & first, trained[1] - trained[0]) == (set(), first)
+    certificate.prove(THAWED, answer)

@@ -5,9 +5,11 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from fsdpcheck.execution import RankResult
+from fsdpcheck.execution import RankResult, RunRequest
 from fsdpcheck.execution.releases import Release
+from fsdpcheck.program.probe import Watch
 from fsdpcheck.program.releases import Releases
+from tests.common.fabricated import SMALL
 
 
 def stepped(parameter: nn.Parameter, gradients: list[Tensor | None], forced: list[Release] | None = None) -> RankResult:
@@ -76,3 +78,16 @@ def test_an_optimizer_that_sets_gradients_anew_is_noted() -> None:
     parameter.grad = torch.zeros(1)
     optimizer.step(closure)
     assert [release.kept for release in result.releases] == [False]
+
+
+def test_at_the_beginning_of_each_step_a_rank_comes_behind_what_was_hung_in_since() -> None:
+    parameter, result = nn.Parameter(torch.zeros(1)), RankResult(0)
+    optimizer = torch.optim.SGD([parameter], lr=1.0)
+    watch = Watch(RunRequest(SMALL, "x", releases=()), 0, result)
+    watch.step = 0
+    watch.optimizer(optimizer)
+    optimizer.register_step_pre_hook(lambda *_: halve(parameter))
+    watch.begin_step()
+    parameter.grad = torch.tensor([6.0])
+    optimizer.step()
+    assert (watch.in_step, result.releases[0].gradients) == (True, (torch.tensor([3.0]),))
