@@ -16,6 +16,7 @@ from fsdpcheck.diagnosis import clip_factors, joint_clipping
 from fsdpcheck.diagnosis.cause_fit import by_ratio, chunks, rows, whole_numbers
 from fsdpcheck.diagnosis.contributions import of_each, pick
 from fsdpcheck.findings.cause import Cause
+from fsdpcheck.findings.roots import OF_NORMS
 from fsdpcheck.oracle import Answer, StepAnswer
 
 Weighing = Callable[[list[int], Tensor], Tensor]
@@ -59,8 +60,7 @@ def _clipping(answer: Answer, wanted: StepAnswer, step: int, plain: Tensor) -> I
         yield cause, found.double() * plain
     for cause, found in clip_factors.candidates_everywhere(answer, step):
         if cause.key != "factor squared" and not torch.equal(found, torch.ones_like(found)):  # said above
-            text = f"clipped by factors from wrong norms: {cause.text}"
-            yield Cause(f"factors: {cause.key}", text), found.double() * plain
+            yield Cause(f"factors: {cause.key}", OF_NORMS + cause.text), found.double() * plain
 
 
 def _of_chunk(factors_of: Callable[[list[int]], Tensor], own: list[int], _: Tensor) -> Tensor:

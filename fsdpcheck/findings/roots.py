@@ -12,6 +12,8 @@ _OF_VALUES: Final = ("value", "undetermined")
 _LONGEST: Final = 300
 """Characters of what is written down of a finding."""
 _NUMBER: Final = re.compile(r"\d[\d.e+-]*")
+OF_NORMS: Final = "clipped by factors from wrong norms: "
+"""What a cause begins with that tells why norms are wrong, where it is seen in what was clipped by them."""
 
 
 def grouped(findings: Iterable[Finding]) -> list[list[Finding]]:
@@ -33,15 +35,16 @@ def grouped(findings: Iterable[Finding]) -> list[list[Finding]]:
 def same(one: Finding, other: Finding) -> bool:
     """Whether both are probably one defect.
 
-    Failures are, that happen at one line. Wrong values are, of one cause; where one of them has none, if the first
-    wrong quantity is the same at the same line, and the same single changes of their cases make them hold.
+    Failures are, that happen at one line. Wrong values are, of one cause, wrong norms and what is clipped by them among
+    them; where one of them has none, if the first wrong quantity is the same at the same line, and the same single
+    changes of their cases make them hold.
     """
     if (one.adapter, one.kind) != (other.adapter, other.kind):
         return False
     if one.kind not in _OF_VALUES:
         return (one.place or one.got) == (other.place or other.got)
     if one.cause and other.cause:
-        return _NUMBER.sub("#", one.cause) == _NUMBER.sub("#", other.cause)
+        return _defect(one.cause) == _defect(other.cause)
     if one.law == other.law and _located(one) != _located(other):
         return False  # a further finding of one law is none that fails like the first
     if not _located(one) or not _located(other):
@@ -71,6 +74,10 @@ def words(finding: Finding) -> str:
 def _silence(finding: Finding) -> tuple[bool, bool, bool, int]:
     lines = finding.place or finding.lines or "\n" in finding.stage
     return finding.law.startswith("invariance."), not lines, not finding.cause, len(finding.words)
+
+
+def _defect(cause: str) -> str:
+    return _NUMBER.sub("#", cause.removeprefix(OF_NORMS))
 
 
 def _located(finding: Finding) -> bool:

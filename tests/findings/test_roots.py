@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from fsdpcheck.findings.roots import grouped, same
+from fsdpcheck.findings.roots import OF_NORMS, grouped, same
 from fsdpcheck.findings.verdict import Finding
 
 TEXTS = ("law", "guarantee", "adapter", "engine", "what", "got", "wanted", "where", "words", "token")
@@ -22,6 +22,8 @@ ONE_BATCH = replace(FINDING, quantity="gradient", holds_with=("one micro-batch",
         (replace(FINDING, kind="raised", place="a.py:1"), replace(FINDING, kind="deadlock", place="a.py:1"), False),
         (replace(FINDING, cause="W = 2 times"), replace(FINDING, cause="W = 3 times", what="y"), True),
         (replace(FINDING, cause="W = 2 times"), replace(FINDING, cause="N = 2 times"), False),
+        (replace(FINDING, cause="norms of rank 2"), replace(FINDING, cause=OF_NORMS + "norms of rank 3"), True),
+        (replace(FINDING, cause="z"), replace(FINDING, cause=OF_NORMS + "y"), False),
         (FINDING, replace(FINDING, what="y"), False),
         (FINDING, replace(FINDING, law="y"), True),
         (ONE_BATCH, FINDING, False),
