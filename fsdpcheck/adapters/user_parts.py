@@ -6,7 +6,9 @@ targets)`` a 0-dim loss, such that averaging the gradients of ranks with samples
 max_norm)`` clips by the global gradient norm and returns it. ``save(model, optimizer, folder)`` writes all that a
 training needs to go on into ``folder``, which is there and empty; ``load(model, optimizer, folder)`` takes it over into
 a new model, made parallel, and its new optimizer. A reference names all of them in one module:
-"train.py:parallelize,step=train_step,clip=clip,save=save,load=load,axes=dp_shard+tp,averaging=before".
+"train.py:parallelize,step=train_step,clip=clip,save=save,load=load,axes=dp_shard+tp,averaging=before". ``keeps=shards``
+says that between steps each rank keeps its share of the parameters, as ``fully_shard`` has it, and ``keeps=units`` that
+besides of the case's units those that are at work are gathered, and no others.
 
 No first forward is in ``torch.inference_mode``: ``fully_shard`` cannot train behind it, whoever calls it
 (docs/upstream/fully_shard_first_forward_in_inference_mode.py).
@@ -38,12 +40,22 @@ _REASONS: Final = {
     "global-norm": "your own step is not asked to clip, and the dtype that was said is that of your step",
     "resharded": "no functions of yours save and load at other numbers of ranks",
     "thawing": "your own model has frozen parameters or has not, and who thaws them is up to you",
+    "sharded": "nobody says that ranks keep shards: --keeps shards does",
+    "memory": "nobody says that only units at work are gathered: --keeps units does",
+    "padding": "shows no padding",
+    "lifecycle": "announces no moments at which parameters are gathered and freed",
+    "hooks": "your own functions may wrap modules, whose hooks then are yours",
+    "parameter-hooks": "when your own functions reduce is not said",
+    "interrupts": "your own functions need no way back from a step that raised",
+    "epochs": "your own batches come from you: no sampler is judged",
+    "features": "the features are those of the adapter fully_shard",
     "stored": "what lies in files of your own is up to you: how a training goes on from them is judged",
 }
 _REPLICAS: Final = frozenset({"dp_replicate", "dp_shard"})
 _KNOWN: Final = {
     "averaging": ("after", "before"),
     "load-at": ("any", "same"),
+    "keeps": ("", "shards", "units"),
     "param-dtype": ("", "float32", "bfloat16"),
     "reduce-dtype": ("", "float32"),
 }
@@ -76,7 +88,9 @@ def adapter_of(name: str, functions: Mapping[str, Callable[..., Any]], words: Ma
         _require_known(name, kind, {words.get(kind, known[0])}, known)
     arithmetic = _arithmetic(name, words)
     features = Features(
-        promises=frozenset({"plain", *_clips(functions, arithmetic), *_kept(name, functions, words)}),
+        promises=frozenset(
+            {"plain", *_clips(functions, arithmetic), *_kept(name, functions, words), *_sharded(name, words, axes)}
+        ),
         accepts=ORDINARY - _left_out(axes, functions) - _not_in(arithmetic),
         observables=frozenset({"params", "grads", "grad_norm"}),
         arithmetic=arithmetic,
@@ -128,6 +142,19 @@ def _kept(name: str, functions: Mapping[str, Callable[..., Any]], words: Mapping
     if not _keeps(name, functions):
         return frozenset()
     return frozenset({"state"}) if words.get("load-at") == "same" else frozenset({"state", "resharded"})
+
+
+def _sharded(name: str, words: Mapping[str, str], axes: frozenset[str]) -> frozenset[Promise]:
+    """What is promised of where parameters lie. Raises AdapterError where another axis shares them out too."""
+    promised: dict[str, frozenset[Promise]] = {
+        "shards": frozenset({"sharded"}), "units": frozenset({"sharded", "memory"})
+    }  # fmt: skip
+    kept = words.get("keeps", "")
+    if kept and (others := sorted(axes - _REPLICAS)):
+        what, then = f"--keeps {kept} of {name!r}", "leave it out: where shards of such a mesh lie is not judged"
+        wanted = "dp_shard, with dp_replicate or without"
+        raise AdapterError(explain(what, got=f"a mesh with {', '.join(others)}", wanted=wanted, then=then))
+    return promised.get(kept, frozenset())
 
 
 def _require_known(name: str, kind: str, got: Collection[str], known: Sequence[str]) -> None:

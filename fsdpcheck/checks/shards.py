@@ -22,25 +22,29 @@ from fsdpcheck.execution import Execution, RankResult
 from fsdpcheck.findings.violation import Violation
 from fsdpcheck.program import probes
 from fsdpcheck.workload import models
+from fsdpcheck.workload.clip_groups import INSTRUMENT
 
 Elements = Counter[float]
 """How often each value occurs."""
 
 
-def assert_covered(execution: Execution) -> None:
+def assert_covered(execution: Execution, beside: bool = False) -> None:
     """In each replica every element of every trained parameter lies on exactly one rank; and replicas hold the same.
 
     After construction and after every step, as ``probes.local_tensors`` saw it. Besides, ranks may hold each frozen
     element once, and as many zeros as ``probes.padding`` showed padding. What no rank holds, or what one holds too
-    often, is a violation; where in a shard an element lies is not looked at. Raises NotApplicable where no padding is
-    shown and all that is held beyond the elements may be padding: zeros, or values that no parameter has.
+    often, is a violation; where in a shard an element lies is not looked at. ``beside``: the harness's layer was never
+    given away, and lies whole on every rank. Raises NotApplicable where no padding is shown and all that is held beyond
+    the elements may be padding: zeros, or values that no parameter has.
     """
     ranks = completed(execution)
     size = execution.request.training.mesh.dp_shard
     for first in range(0, len(ranks), size):
         replica = ranks[first : first + size]
         for moment, shown, held in _moments(execution, replica):
-            _require_once(execution, shown, held, _padding(replica), f"{moment}, ranks {first} to {first + size - 1}")
+            where = f"{moment}, ranks {first} to {first + size - 1}"
+            again = _elements([shown[INSTRUMENT]] * (size - 1) if beside else [])
+            _require_once(execution, shown, held, again, _padding(replica), where)
     for result in ranks[size:]:
         _require_same(ranks[result.rank % size], result)
 
@@ -69,6 +73,7 @@ def _require_once(
     execution: Execution,
     shown: Mapping[str, Tensor],
     held: Sequence[Sequence[Tensor]],
+    again: Elements,
     padding: int | None,
     where: str,
 ) -> None:
@@ -84,7 +89,7 @@ def _require_once(
             wanted="every element on one rank",
             where=f"{where}, {_place(value, shown)} = {number(value)}",
         )
-    extra = found - wanted - frozen - Counter({0.0: padding or 0})
+    extra = found - wanted - frozen - again - Counter({0.0: padding or 0})
     if extra and padding is None and all(value == 0 or value not in wanted for value in extra):
         raise NotApplicable(
             f"{extra.total()} elements are held that may be padding: show it (Observed.shards, Features.observables),"

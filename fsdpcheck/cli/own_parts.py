@@ -11,7 +11,7 @@ from fsdpcheck.errors import UsageError, explain
 _FUNCTIONS = ("step", "clip", "private", "save", "load")
 _WORDS = {
     "mesh": "axes", "averaging": "averaging", "load_at": "load-at",
-    "factor": "factor", "shows": "shows",
+    "keeps": "keeps", "factor": "factor", "shows": "shows",
     "param_dtype": "param-dtype", "reduce_dtype": "reduce-dtype",
 }  # fmt: skip
 """Option -> what a reference to parts calls it (adapters/user_parts.py)."""
@@ -69,6 +69,9 @@ def add(parser: argparse.ArgumentParser) -> None:
         "--load-at", default="", metavar="RANKS", help="numbers of ranks that read it: any, same (default: any)"
     )
     parts.add_argument("--mesh", default="", metavar="AXES", help="its axes, as dp_shard,tp (default: dp_shard)")
+    parts.add_argument(
+        "--keeps", default="", metavar="WHAT", help="what a rank keeps: shards; units at work (default: not said)"
+    )
     parts.add_argument(
         "--param-dtype",
         default="",

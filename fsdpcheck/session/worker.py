@@ -168,6 +168,8 @@ def told_session(
         emit({"event": "error", "text": excerpt(str(error), WHOLE), "exit_code": error.exit_code})
     except Exception:
         emit({"event": "error", "text": excerpt(traceback.format_exc().rstrip(), WHOLE), "exit_code": INTERNAL})
+    finally:
+        gc.unfreeze()  # a rank of torchrun ends as Python does, and triton's binding reports what is kept then
     return {"event": "end", "interrupted": interrupted}
 
 

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import functools
 from pathlib import Path
+from typing import get_args
 
 import pytest
 
 from fsdpcheck import adapters
+from fsdpcheck.adapters.contract import Promise
 from fsdpcheck.case import UserModelSpec
 from fsdpcheck.engines.simulated import SimulatedEngine
 from fsdpcheck.errors import AdapterError
@@ -40,6 +42,8 @@ def _judged(engine: SimulatedEngine, law: str, parts: str, worlds: tuple[int, ..
         ("training.plain", "parallelize,step=step"),
         ("training.plain", "parallelize,step=syncs_once"),
         ("global-norm.update", "parallelize,clip=clip"),
+        ("shards.cover", "parallelize,keeps=shards"),
+        ("lifecycle.memory", "parallelize,keeps=units"),
     ],
 )
 def test_right_functions_hold(law: str, parts: str, engine: SimulatedEngine) -> None:
@@ -53,6 +57,8 @@ def test_right_functions_hold(law: str, parts: str, engine: SimulatedEngine) -> 
         ("training.gradients", "bias_left_out", "model.0.bias"),
         ("training.gradients", "parallelize,step=last_only", "micro-batch"),
         ("global-norm.returned", "parallelize,clip=clip_own_shard", "the global gradient norm is wrong"),
+        ("shards.cover", "ddp,averaging=before,keeps=shards", "every rank holds whole parameters"),
+        ("lifecycle.memory", "in_one,keeps=units", "units stay gathered"),
     ],
 )
 def test_a_wrong_function_is_found(law: str, parts: str, said: str, engine: SimulatedEngine) -> None:
@@ -85,6 +91,8 @@ def test_a_function_that_breaks_its_protocol_is_told(law: str, parts: str, said:
         ("parallelize,step=no_such", "no_such"),
         ("parallelize,axes=dp_shards+tp", "Did you mean 'dp_shard'?"),
         ("parallelize,averaging=never", "wanted  after, before"),
+        ("parallelize,keeps=shard", "Did you mean 'shards'?"),
+        ("on_two_axes,axes=dp_shard+tp,keeps=shards", "got     a mesh with tp"),
         ("parallelize,clip=OWN_NUMBER", "OWN_NUMBER"),
     ],
 )
@@ -92,6 +100,13 @@ def test_parts_that_say_nothing_are_refused(parts: str, said: str) -> None:
     with pytest.raises(AdapterError) as told:
         adapters.load(f"{TOYS}:{parts}")
     assert said in str(told.value)
+
+
+@pytest.mark.parametrize("keeps", ["", ",keeps=shards", ",keeps=units"])
+def test_a_promise_not_made_has_a_reason(keeps: str) -> None:
+    features = adapters.load(f"{TOYS}:parallelize{keeps}").features
+    missing = {*get_args(Promise)} - features.promises
+    assert {promise for promise in missing if not features.reason(promise)} == set()
 
 
 def test_a_factory_without_arguments_is_no_function_of_parts(tmp_path: Path) -> None:

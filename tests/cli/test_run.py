@@ -21,7 +21,7 @@ from fsdpcheck.session import journal as journals
 from fsdpcheck.session import torchrun
 from fsdpcheck.session.ledger import Ledger
 from fsdpcheck.session.plan import Plan
-from tests.common.commands import LAWS, TOY, environment, run, start
+from tests.common.commands import LAWS, TOY, TOYS, environment, run, start
 
 
 def test_a_glob_without_a_law_has_code_2(tmp_path: Path) -> None:
@@ -179,6 +179,7 @@ def test_torchrun_hosts_a_session_on_its_own_ranks(tmp_path: Path) -> None:
         ("not promised", 0),
     ]
     assert [path.name for path in tmp_path.iterdir()] == ["out.json"], "one rank alone writes the report"
+    assert "leaked" not in process.stderr, "of triton's, where what was imported is left frozen"
 
 
 def test_without_a_command_it_says_what_to_type(capsys: pytest.CaptureFixture[str]) -> None:
@@ -274,6 +275,17 @@ def test_torchrun_without_a_command_answers_no_where_a_fault_is_planted(
 @pytest.mark.nightly  # a minute
 def test_torchrun_without_a_command_answers_yes_of_what_is_sound(tmp_path: Path) -> None:
     process = _preflight(tmp_path, "--adapter", "reference_fsdp2")
+    assert process.stdout.rpartition("preflight:\n")[2].count("  yes  ") == 4, process.stdout + process.stderr
+    assert process.returncode == 0
+
+
+@pytest.mark.nightly  # a minute
+def test_torchrun_without_a_command_answers_of_a_users_own_parts(tmp_path: Path) -> None:
+    parts = {
+        "model": f"{TOYS}/own_parts.py:build", "batch": f"{TOYS}/own_parts.py:batch", "keeps": "units",
+        "parallelize": f"{TOYS}/own_checkpoints.py:parallelize", "save": "save", "load": "load",
+    }  # fmt: skip
+    process = _preflight(tmp_path, *(word for name, value in parts.items() for word in (f"--{name}", value)))
     assert process.stdout.rpartition("preflight:\n")[2].count("  yes  ") == 4, process.stdout + process.stderr
     assert process.returncode == 0
 

@@ -32,6 +32,11 @@ def parallelize(model: nn.Sequential, mesh: DeviceMesh) -> nn.Module:
     return model
 
 
+def in_one(model: nn.Sequential, mesh: DeviceMesh) -> nn.Module:
+    """All layers are gathered at once."""
+    return fully_shard(model, mesh=mesh)
+
+
 def in_place(model: nn.Sequential, mesh: DeviceMesh) -> None:
     parallelize(model, mesh)
 
