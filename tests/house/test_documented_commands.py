@@ -189,8 +189,14 @@ NARROW = {"run": ["--law", "training.plain", "--world-size", "1-2", "--profile",
 """What is put behind a command that would take hours, so that it takes seconds. It still runs whole otherwise."""
 
 
+@pytest.fixture
+def folder(tmp_path: Path, supposed: Path) -> Path:
+    """A copy of it, for what one command writes is not what the next is shown with."""
+    return Path(shutil.copytree(supposed, tmp_path / "reader"))
+
+
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def supposed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder as the documents suppose it: the examples, a model, a report with a token."""
     made = tmp_path_factory.mktemp("reader")
     gpt = (ROOT / "docs" / "examples" / "small_gpt.py").read_text(encoding="utf-8")
@@ -239,6 +245,9 @@ def test_every_command_that_is_shown_runs_whole(words: tuple[str, ...], folder: 
         words = (*words, *law_and_ranks)
     words = tuple(_token() if word.startswith("v2:") else word for word in words)
     start = [sys.executable, "-m", *(["fsdpcheck"] if words[0] == "fsdpcheck" else ["torch.distributed.run"])]
+    if "merge" in words:  # shards have been written, of which each has several blocks
+        part = ["run", "--adapter", "ddp", *NARROW["run"], "--blocks", "2", "--json", "part3.json"]
+        assert commands.run(folder, *part)[0] == 0
     if "gate" in words:
         words = (*words, "--adapter", "ddp", *NARROW["run"][: 4 if words[0] == "fsdpcheck" else 2])
         if "--update" not in words:  # a gate has a baseline
