@@ -48,7 +48,7 @@ def laws_of(control: Control) -> list[Law]:
     """The laws that may be suspicious of a control, of those that its adapter promises."""
     features = load(control.adapter).features
     named = [law for name, law in chapters().items() if any(fnmatchcase(name, one) for one in control.laws)]
-    return [law for law in named if not law.file and not law.not_promised(features)]
+    return [law for law in named if not (law.file or law.on_real_ranks or law.not_promised(features))]
 
 
 def judged(engine: SimulatedEngine, control: Control, law: Law, most: int | None = None) -> dict[str, Any]:
