@@ -21,6 +21,7 @@ from fsdpcheck.case.axes import Axis
 from fsdpcheck.errors import UsageError, explain
 from fsdpcheck.findings.tokens import Token
 from fsdpcheck.workload import batches, models
+from fsdpcheck.workload.optimizer import TOWARDS_ZERO
 
 _LAWS = ("training.plain", "training.gradients", "training.evaluation", "collectives.plain")
 """What the program looks at is what these laws say."""
@@ -235,7 +236,8 @@ def _training(case: TrainingCase, snippets: Snippets) -> Iterator[str]:
         yield "    with torch.no_grad():  # so that the next step is exact again"
         yield "        for value in [*parallel.parameters(), *single.parameters()]:"
         bound = case.arithmetic.weights
-        yield f'            getattr(value, "_local_tensor", value).round_().clamp_(-{bound}, {bound})'
+        yield '            value = getattr(value, "_local_tensor", value)'
+        yield f"            value.mul_({TOWARDS_ZERO}).round_().clamp_(-{bound}, {bound})"
 
 
 def _micro_step(case: TrainingCase, snippets: Snippets) -> Iterator[str]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
-from typing import Any
+from typing import Any, Final
 
 import torch
 from torch import Tensor, nn
@@ -54,16 +54,21 @@ def resume_(optimizer: torch.optim.Optimizer) -> None:
     optimizer.load_state_dict(saved)
 
 
+TOWARDS_ZERO: Final = 127 / 128
+"""What is projected is multiplied by this first. An update to n + 1/2, as weight decay makes it where a gradient is 0,
+is then not half way between two integers, where one rounding would decide. No dyadic number of few bits is."""
+
+
 @torch.no_grad()
 def project_(tensors: Iterable[Tensor], case: TrainingCase) -> None:
     """Round to integers and clamp to the range weights were drawn from, elementwise and in place.
 
-    Equal bits in, equal bits out, whatever the sharding: the next step starts in the exact domain again, and the laws
-    compare what was recorded *before*.
+    Equal bits in, equal bits out, whatever the sharding, and the same integers out where what comes in was rounded in
+    another order: the next step starts in the exact domain again, and the laws compare what was recorded *before*.
     """
     bound = case.arithmetic.weights
     for tensor in tensors:
-        tensor.round_().clamp_(-bound, bound)
+        tensor.mul_(TOWARDS_ZERO).round_().clamp_(-bound, bound)
 
 
 def _groups(spec: OptimizerSpec, parameters: Iterable[nn.Parameter]) -> Iterable[Any]:

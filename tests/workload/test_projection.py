@@ -2,19 +2,32 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
+import torch
 
 from fsdpcheck import strategies
 from fsdpcheck.case import TrainingCase
 from fsdpcheck.checks.training import assert_parameters_equal
 from fsdpcheck.engines._simulated.in_process import InProcessEngine
 from fsdpcheck.errors import NotExact
+from fsdpcheck.findings import tokens
 from fsdpcheck.findings.violation import Violation
+from fsdpcheck.judging.registry import chapters
 from fsdpcheck.judging.run import Run
 from fsdpcheck.program.optimizers import Optimizers
 from fsdpcheck.strategies import enumeration
+from fsdpcheck.workload.optimizer import project_
 
 NAMES = ("reference", "reference_fsdp2", "fully_shard", "fsdp1")
+
+
+HALF_WAY = (
+    "v2:AAAAfvoaBLJ4-fgd9xKrRsquyGXuIM26hjoGCIgvH8OLd3LysDkZedgIkYfhRTW98rARtjwMrUjw52BgWiHkEEg8kV-WoFR0FLsGI1iMiHKOEc5g"
+    "MSRYsBnRp2CDVcTDrWQzJaFkM6JiyQZpXqYklgBLshLd_KIUcLMPyc2wTF0LAOdRrg0"
+)
+"""A weight of 1 decays to 1/2 beside a gradient whose terms cancel but for one rounding, and the next step reads it."""
 
 
 def judged(run: Run, count: int) -> list[TrainingCase]:
@@ -34,6 +47,16 @@ def judged(run: Run, count: int) -> list[TrainingCase]:
 @pytest.mark.parametrize("name", NAMES)
 def test_without_local_tensors_several_steps_are_the_single_devices(name: str, ranks_here: InProcessEngine) -> None:
     assert len(judged(Run(ranks_here, f"tests.engines.adapters_without_local_tensors:{name}"), 12)) > 8
+
+
+def test_one_rounding_decides_no_integer(ranks_here: InProcessEngine) -> None:
+    half = torch.tensor([0.5, -0.5, 1.5, -1.5, 2.5], dtype=torch.float64)
+    told = tokens.decode(HALF_WAY)
+    case = replace(told.case, arithmetic=replace(told.case.arithmetic, weights=3))
+    beside = [half.clone(), *(torch.nextafter(half, torch.full_like(half, to)) for to in (-9.0, 9.0))]
+    project_(beside, case)
+    assert beside[0].tolist() == beside[1].tolist() == beside[2].tolist() == [0, 0, 1, -1, 2]
+    chapters()[told.law].body(told.case, Run(ranks_here, told.adapter))
 
 
 def test_a_projection_that_is_left_out_is_seen(ranks_here: InProcessEngine, monkeypatch: pytest.MonkeyPatch) -> None:
