@@ -251,9 +251,8 @@ def test_a_batch_is_not_dealt_out_where_norms_are_partial() -> None:
     [("bfloat16", "none"), ("tf32", "none"), ("bfloat16", "exact"), ("tf32", "exact"), ("bfloat16", "probe")],
 )
 def test_most_of_what_is_drawn_is_proved(compute: Compute, family: Clipping, world: int) -> None:
-    """Three of four: who is not is drawn again, and on seven ranks with exact norms 78 of 100 are."""
     accepted = [answer is not None for _, answer in drawn(compute, family, (world,), 100)]
-    assert sum(accepted) >= 75
+    assert sum(accepted) >= 80
 
 
 @pytest.mark.parametrize(
