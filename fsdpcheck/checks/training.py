@@ -19,6 +19,7 @@ from fsdpcheck.checks import square_roots
 from fsdpcheck.checks._compare import alike, first_index, number, require_equal, unknown
 from fsdpcheck.checks._moments import OF_PADDING, require_announced, require_gradients
 from fsdpcheck.checks._read import completed, poisoned, recorded, require_numbers
+from fsdpcheck.checks.clipping import comparable
 from fsdpcheck.errors import NotApplicable, UsageError
 from fsdpcheck.execution import Execution, RankResult, StepRecord
 from fsdpcheck.execution.trace import Collective
@@ -133,15 +134,16 @@ def assert_padding_poisoned(execution: Execution) -> None:
 def assert_norms_in_dataset_order(execution: Execution, answer: Answer) -> None:
     """On every rank: each entry of the logical batch by ascending sample, with its own norm, bit for bit.
 
-    A sample that occurs twice stands twice, and is listed. Reads what ``probes.ordered_norms`` returned.
+    A sample that occurs twice stands twice, and is listed. Reads what ``probes.ordered_norms`` returned. Steps behind
+    one that left the answer's path within its bound are not compared (see ``clipping.comparable``).
     """
-    what = "the norms are not reported in dataset order"
+    what, steps = "the norms are not reported in dataset order", [*comparable(execution, answer)]
     for result in completed(execution):
-        reports = [(step, value) for _, step, value in probes.ordered_norms.saw(result)]
+        reports = {step: value for _, step, value in probes.ordered_norms.saw(result)}
         if len(reports) != len(answer.steps):
             raise UsageError("no ordered norms were observed; next: run with probes.ordered_norms")
-        for k, got in reports:
-            step = answer.steps[k]
+        for k, step in steps:
+            got = reports[k]
             twice = [s for s, count in zip(step.samples, step.multiplicity, strict=True) if count > 1]
             times = torch.tensor(step.multiplicity)
             wanted = {

@@ -9,6 +9,7 @@ import torch
 
 from fsdpcheck import strategies
 from fsdpcheck.case import TrainingCase
+from fsdpcheck.checks.clipping import comparable
 from fsdpcheck.checks.training import assert_parameters_equal
 from fsdpcheck.engines._simulated.in_process import InProcessEngine
 from fsdpcheck.errors import NotExact
@@ -18,6 +19,7 @@ from fsdpcheck.judging.registry import chapters
 from fsdpcheck.judging.run import Run
 from fsdpcheck.program.optimizers import Optimizers
 from fsdpcheck.strategies import enumeration
+from fsdpcheck.workload import optimizer
 from fsdpcheck.workload.optimizer import project_
 
 NAMES = ("reference", "reference_fsdp2", "fully_shard", "fsdp1")
@@ -57,6 +59,17 @@ def test_one_rounding_decides_no_integer(ranks_here: InProcessEngine) -> None:
     project_(beside, case)
     assert beside[0].tolist() == beside[1].tolist() == beside[2].tolist() == [0, 0, 1, -1, 2]
     chapters()[told.law].body(told.case, Run(ranks_here, told.adapter))
+
+
+def test_norms_behind_a_step_that_went_another_way_are_not_compared(
+    ranks_here: InProcessEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With a projection that one rounding does decide."""
+    monkeypatch.setattr(optimizer, "TOWARDS_ZERO", 1)
+    told = tokens.decode(HALF_WAY)
+    run = Run(ranks_here, told.adapter)
+    assert [number for number, _ in comparable(run(told.case, {"norms"}), run.answer(told.case))] == [0]
+    chapters()[told.law].body(told.case, run)
 
 
 def test_a_projection_that_is_left_out_is_seen(ranks_here: InProcessEngine, monkeypatch: pytest.MonkeyPatch) -> None:
