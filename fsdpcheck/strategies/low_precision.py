@@ -69,10 +69,11 @@ def _of_one_feature(case: TrainingCase, micro_batches: int) -> TrainingCase:
 def _most(compute: Compute, clipping: Clipping) -> int:
     """The largest entry of a micro-batch's gradient, at least roughly: 8 bits, or half of the 24 of its square or it.
 
-    Where the instrument makes up for what its square lacks of a power of four, there must be room above.
+    Where the instrument makes up for what its square lacks of a power of four, there must be room above: for the target
+    as a factor, which has 11 bits in TF32 and 8 in bfloat16, and for the sum of squares.
     """
     if compute != "bfloat16":
-        return 1 << (14 if clipping == "none" else 11)
+        return 1 << {"none": 14, "exact": 10}.get(clipping, 11)
     return 1 << (5 if clipping == "exact" else 8)
 
 
