@@ -1,4 +1,4 @@
-"""A Llama, a Qwen, a mixture of experts and a ViT of `transformers`, built from configurations: nothing is downloaded.
+"""Llama, Qwen, two mixtures of experts and ViT of `transformers`, built from configurations: nothing is downloaded.
 
 $ pip install transformers
 $ fsdpcheck run --model docs/examples/of_transformers.py:llama --batch docs/examples/of_transformers.py:batch
@@ -10,6 +10,8 @@ from torch import Tensor, nn
 from transformers import (
     LlamaConfig,
     LlamaForCausalLM,
+    MixtralConfig,
+    MixtralForCausalLM,
     Qwen2MoeConfig,
     Qwen2MoeForCausalLM,
     Qwen3Config,
@@ -54,6 +56,12 @@ def qwen2_moe() -> nn.Module:
     # The default runs all experts in one grouped product, which torch has in float32 and narrower alone.
     configuration._experts_implementation = "eager"
     return Logits(Qwen2MoeForCausalLM(configuration))
+
+
+def mixtral() -> nn.Module:
+    configuration = MixtralConfig(**TEXT, num_local_experts=4, num_experts_per_tok=2)
+    configuration._experts_implementation = "eager"
+    return Logits(MixtralForCausalLM(configuration))
 
 
 def vit() -> nn.Module:

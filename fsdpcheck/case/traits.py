@@ -18,6 +18,8 @@ NOT_IN_LOW_PRECISION: frozenset[Trait] = frozenset(trait for trait, row in TRAIT
 _PRIVATE: dict[Trait, Trait] = {trait: row.private for trait, row in TRAITS.items() if row.private is not None}
 """Families of layers that private training asks more of: trait in plain training -> trait under privacy."""
 
+ON_GRIDS: frozenset[Trait] = frozenset({"surrogates", "spelled-out-private"})
+"""What a user's model demands only where its numbers are on a grid, the second of a private step alone."""
 OF_MODELS = OWN_TRAITS | frozenset(_PRIVATE.values())
 """Traits that are a model's: on a user's own they are what they are, and not drawn."""
 
@@ -29,7 +31,8 @@ def requires(case: TrainingCase) -> frozenset[Trait]:
 
 def _own_traits(case: TrainingCase, own: UserModelSpec) -> Iterator[Trait]:
     ranks = case.mesh.row_ranks
-    found = [trait for trait in own.traits if trait != "surrogates"]
+    apart = {"surrogates"} if case.step.private and case.arithmetic.numbers == "grid" else ON_GRIDS
+    found = [trait for trait in own.traits if trait not in apart]
     yield from (_PRIVATE.get(trait, trait) if case.step.private else trait for trait in found)
     facts: dict[Trait, bool] = {
         "rows<ranks": any(rows < ranks for rows in own.rows),

@@ -207,6 +207,16 @@ def _over_root(x: Operand, squares: Operand) -> Sequence[Bound]:
     return _values(x, normalisation.LARGEST, normalisation.BITS)
 
 
+@_surrogate(_own.share.default)
+def _share(x: Operand, total: Operand) -> Sequence[Bound]:
+    return _values(x, spelled_out.LARGEST_SHARE, softmax.BITS)
+
+
+@_surrogate(_own.inverse.default)
+def _inverse(total: Operand) -> Sequence[Bound]:
+    return [Bound(torch.full_like(total.magnitude, 2.0 ** spelled_out.INVERSES[1]), spelled_out.INVERSES[0])]
+
+
 @_surrogate(_own.cosine.default)
 def _cosine(x: Operand) -> Sequence[Bound]:
     return _turned(x, torch.cos)

@@ -31,8 +31,8 @@ from fsdpcheck.case import TrainingCase
 from fsdpcheck.errors import NotExact, NotOnRanks
 from fsdpcheck.exact.certifier import PRECISIONS, Certifier, Precision
 from fsdpcheck.exact.grid import EMPTY, bits, grid_exponent, premultiplies_exactly
-from fsdpcheck.exact.off_grid import AWARE
 from fsdpcheck.exact.operators import Bound
+from fsdpcheck.exact.surrogates import spelled_out
 from fsdpcheck.oracle import Answer, Named, StepAnswer, batched_step, low_precision
 from fsdpcheck.workload import clip_groups, models, numerics
 from fsdpcheck.workload.user_model import single_device
@@ -109,7 +109,7 @@ def _prove_step(
     batched_step.load(model, step)
     bounds = _certified(case, step, model, budget, range(len(step.samples)), weights)
     if case.step.private:
-        _require_nothing_spelled_out(budget)
+        _require_nothing_spelled_out(case, budget)
         try:
             _norms(case, step, bounds, budget)
         except NotExact:  # bounded by the whole batch; each sample alone takes fewer bits
@@ -123,10 +123,10 @@ def _prove_step(
             budget.spend(f"weighted sum of {name}", torch.tensordot(weights_n, own_nR.abs(), dims=1), exponent)
 
 
-def _require_nothing_spelled_out(budget: Budget) -> None:
-    """Private steps may run one layer's forward by itself, past the hooks that hold its surrogates in place."""
-    names = [name for name in (*sorted(AWARE), "sort") if f"forward {name}" in budget.used]
-    if names:
+def _require_nothing_spelled_out(case: TrainingCase, budget: Budget) -> None:
+    """A private step may know a formula of a layer, which has no surrogates in it: the case must say what it needs."""
+    names = [name for name in (*sorted(spelled_out.OPERATORS), "sort") if f"forward {name}" in budget.used]
+    if names and "spelled-out-private" not in case.requires():
         said = f"per-sample gradients of layers that spell out {', '.join(names)} are not judged on integers"
         raise NotExact(f"{budget.where}: {said}; next: the tier of real numbers")
 

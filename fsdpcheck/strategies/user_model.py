@@ -9,6 +9,7 @@ from hypothesis.strategies import SearchStrategy
 
 from fsdpcheck.adapters.contract import Features
 from fsdpcheck.case import Case, ModelSpec, OptimizerSpec, TrainingCase, Trait, UserModelSpec
+from fsdpcheck.case.traits import ON_GRIDS
 from fsdpcheck.strategies import enumeration
 
 Draw = Callable[[Features, tuple[int, ...]], SearchStrategy[Case]]
@@ -30,7 +31,8 @@ def not_accepted(draw: Draw, features: Features, world_sizes: Sequence[int], own
     if not unmet or not all(unmet):
         return ""
     always: frozenset[Trait] = frozenset.intersection(*unmet) or unmet[0]
-    return f"the adapter does not accept {', '.join(sorted(always))}, which the model demands"
+    then = "; next: --real, where none of it is on a grid" if always <= ON_GRIDS else ""
+    return f"the adapter does not accept {', '.join(sorted(always))}, which the model demands{then}"
 
 
 def _drawn(

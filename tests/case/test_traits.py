@@ -23,6 +23,7 @@ from tests.common.tables import each
 ROUTED = ModelSpec((LayerSpec(1, used="routed"), LayerSpec(2)))
 REUSED = ModelSpec((LayerSpec(1, used="twice"), LayerSpec(2)))
 ONE_ROW = ModelSpec((LayerSpec(1, used="for all"), LayerSpec(2)))
+SPELLED_OUT = ModelSpec((), own=UserModelSpec("mine:build", "mine:batch", traits=("spelled-out-private", "surrogates")))
 GROUPED = ModelSpec((LayerSpec(1, True, kind="group_norm"),), "signal", length=2)
 
 
@@ -108,6 +109,7 @@ NEEDED: list[tuple[Trait, TrainingCase]] = [
     ("rebuilt", replace(SMALLEST, step=StepSpec(rebuilds=True))),
     ("parameter-groups", replace(SMALLEST, step=StepSpec(optimizer=OptimizerSpec(groups="vectors apart")))),
     ("thawed", replace(SMALLEST, step=StepSpec(steps=2, thaws=True))),
+    ("spelled-out-private", private(SPELLED_OUT)),
 ]
 
 
@@ -122,6 +124,12 @@ def test_plain_and_private_demands_of_a_family_exclude_each_other() -> None:
             assert f"{trait}-private" not in case.requires()
         if trait.endswith("-private"):
             assert trait.removesuffix("-private") not in case.requires()
+
+
+def test_what_a_model_spells_out_is_demanded_of_private_steps_on_a_grid_alone() -> None:
+    real = replace(private(SPELLED_OUT), arithmetic=Arithmetic(project=False, numbers="real"))
+    for case in (TrainingCase(SPELLED_OUT), real):
+        assert "spelled-out-private" not in case.requires()
 
 
 def test_real_numbers_keep_the_true_functions() -> None:

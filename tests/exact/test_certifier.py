@@ -66,6 +66,23 @@ def test_a_rule_bounds_the_result_and_its_grid_holds_it(name: str) -> None:
         assert torch.equal(function(*positive), bound.terms)
 
 
+@each("negative", [False, True])
+def test_shares_and_their_inverses_are_bounded_where_the_surrogates_are_in_place(negative: bool) -> None:
+    x, total = A, A.sum(1, keepdim=True) * (-1 if negative else 1)
+    share, inverse = torch.ops.fsdpcheck.share.default, torch.ops.fsdpcheck.inverse.default
+    with pytest.raises(Inexact, match="leaves every grid"):
+        RULES[share](operand(x), operand(total))
+    with surrogates.installed():
+        for (bound,), result in (
+            (RULES[share](operand(x), operand(total)), share(x, total)),
+            (RULES[inverse](operand(total)), inverse(total)),
+        ):
+            assert bound is not None
+            assert bool((result.abs() <= bound.terms).all())
+            assert grid_exponent(result) >= bound.exponent
+            assert bool(result.any())
+
+
 def test_convolution_backward_is_bounded_for_all_three() -> None:
     grad = integers(*_aten.convolution.default(IMAGE, KERNEL, None, *GEOMETRY).shape, seed=5)
     rest = ([6], *GEOMETRY, [True, True, True])

@@ -8,11 +8,12 @@ from collections.abc import Callable
 from dataclasses import replace
 from importlib import resources
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import jsonschema
 import pytest
 
+from fsdpcheck.case import Trait
 from fsdpcheck.errors import UsageError, reading
 from fsdpcheck.findings.ranks import CALLS, LONGEST, RankStood
 from fsdpcheck.findings.verdict import Finding, Verdict
@@ -57,6 +58,7 @@ def test_the_schema_is_a_schema_of_this_version_and_names_every_key() -> None:
         known = SCHEMA["$defs"][kind.__name__]
         names = [field.name for field in dataclasses.fields(kind)]
         assert list(known["properties"]) == names == known["required"], "next: write the new field into schema.json"
+    assert SCHEMA["$defs"]["Plan"]["properties"]["avoid"]["items"]["enum"] == list(get_args(Trait))
 
 
 def test_a_part_of_a_session_is_refused_and_says_how_to_merge() -> None:

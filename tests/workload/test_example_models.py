@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -9,11 +10,13 @@ import pytest
 from fsdpcheck import oracle
 from fsdpcheck.case import ModelSpec, StepSpec, TrainingCase
 from fsdpcheck.engines.base import Engine
+from fsdpcheck.errors import NotExact
 from fsdpcheck.findings import faults
 from fsdpcheck.findings.verdict import Verdict
 from fsdpcheck.judging.check import check_law
 from fsdpcheck.judging.registry import chapters
 from fsdpcheck.judging.run import Run
+from fsdpcheck.oracle import certificate
 from fsdpcheck.workload.user_model import inspection
 
 EXAMPLES = Path(__file__).parents[2] / "docs" / "examples"
@@ -67,11 +70,29 @@ def test_norms_turns_and_experts_that_are_spelled_out_are_exact(model: str, adap
     assert verdict.census["tier exact"] == 2
 
 
+@pytest.mark.parametrize("adapter", ["reference", pytest.param("reference_fsdp2", marks=pytest.mark.nightly)])
+def test_private_steps_of_what_is_spelled_out_are_exact(adapter: str, engine: Engine) -> None:
+    """Layers of a class of their own are run again, one sample at a time, past all hooks."""
+    verdict = _judged(engine, "small_llama", adapter, "training.private-gradients")
+    assert (verdict.status, verdict.cases, verdict.reason) == ("holds", 2, "")
+    assert verdict.census["tier exact"] == 2
+
+
 @pytest.mark.nightly
-def test_private_steps_of_what_is_spelled_out_are_rejected(engine: Engine) -> None:
-    verdict = _judged(engine, "small_llama", "reference", "clipping.sum")
-    assert (verdict.status, verdict.cases) == ("no case", 0)
-    assert "per-sample gradients of layers that spell out" in verdict.reason
+def test_a_fault_of_clipping_is_found_on_them(engine: Engine) -> None:
+    verdict = _judged(engine, "small_llama", "reference", "training.private-gradients", "averaged_twice")
+    assert verdict.status == "finding"
+
+
+def test_a_private_case_that_does_not_say_that_it_is_spelled_out_is_refused() -> None:
+    """So are those of tokens from before the trait: an implementation may know a formula of the layer."""
+    file = EXAMPLES / "small_llama.py"
+    own = inspection.inspect(f"{file}:build", f"{file}:batch").own
+    assert "spelled-out-private" in own.traits
+    less = replace(own, traits=tuple(trait for trait in own.traits if trait != "spelled-out-private"))
+    case = TrainingCase(ModelSpec((), own=less), step=StepSpec("cross_entropy", clipping="unclipped"))
+    with pytest.raises(NotExact, match="per-sample gradients of layers that spell out cosine, inverse_root"):
+        certificate.prove(case, oracle.answer(case))
 
 
 @pytest.mark.parametrize("model", ["small_llama", pytest.param("small_moe", marks=pytest.mark.nightly)])
@@ -94,7 +115,7 @@ def test_a_gradient_gets_to_every_parameter_of_them(model: str) -> None:
     assert [name for name, found in alive.items() if not found] == []
 
 
-@pytest.mark.parametrize("build", ["llama", "qwen3", "qwen2_moe", "vit"])
+@pytest.mark.parametrize("build", ["llama", "qwen3", "qwen2_moe", "mixtral", "vit"])
 def test_models_of_transformers_are_exact(build: str, engine: Engine) -> None:
     pytest.importorskip("transformers")
     batch = "images" if build == "vit" else "batch"

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.func import functional_call, vmap
 from torch.utils.checkpoint import checkpoint
 
 from fsdpcheck.case import UserModelSpec
+from fsdpcheck.exact.surrogates import spelled_out as operators
 from fsdpcheck.workload.user_model import spelled_out
 from tests.common.tables import each
 
@@ -58,6 +61,81 @@ def test_every_way_to_write_a_norm_gives_halves_near_the_true_ones_and_hands_its
     cotangent = torch.arange(24.0).reshape(3, 8).double()
     assert torch.equal(torch.autograd.grad(found, source, cotangent)[0], cotangent)
     assert torch.equal(NORMS[name](X), true)
+
+
+WEIGHTS = torch.tensor([[0.5, 0.25, 1.0, 0.0], [0.25, 0.25, 0.25, 0.0], [1.0, 0.5, 0.5, 0.75]]).double()
+
+
+def in_place(x: Tensor) -> Tensor:
+    given = x * 1
+    given /= given.sum(-1, keepdim=True)
+    return given
+
+
+SHARES: dict[str, Callable[[Tensor], Tensor]] = {
+    "x / sum": lambda x: x / x.sum(-1, keepdim=True),
+    "/=": in_place,
+    "torch.div": lambda x: torch.div(x, torch.sum(x, -1, True)),
+    "x / (sum + eps)": lambda x: x / (x.sum(dim=-1, keepdim=True) + 1e-20),
+    "x / clamped": lambda x: x / x.sum(-1, keepdim=True).clamp(min=1e-9),
+}
+
+
+@each("name", SHARES)
+def test_every_way_to_share_out_gives_quarters_near_the_true_shares_and_gradients_of_few_bits(name: str) -> None:
+    """g 2^-k - sum(g s) 2^-k: the true formula with a power of two within a factor 1.6 of one over the sum."""
+    model, source = attached(SHARES[name]), torch.cat([WEIGHTS, WEIGHTS.flip(1)], 1).requires_grad_()
+    found, true = model(source), SHARES[name](source.detach())
+    assert torch.equal(found * 4, (found * 4).round())
+    assert float((found.detach() - true).abs().max()) <= 0.15
+    cotangent = torch.arange(24.0).reshape(3, 8).double()
+    near = torch.tensor([[0.5], [1.0], [0.5]]).double()  # 1 / 3.5 may not be less than one half
+    wanted = near * (cotangent - (cotangent * found.detach()).sum(-1, keepdim=True))
+    assert torch.equal(torch.autograd.grad(found, source, cotangent)[0], wanted)
+
+
+def test_shares_of_nothing_are_nothing_and_of_no_number_no_number() -> None:
+    model = attached(SHARES["x / sum"])
+    none, spoiled = torch.zeros(1, 8).double().requires_grad_(), torch.full((1, 8), float("nan")).double()
+    model(none).sum().backward()
+    assert none.grad is not None
+    assert not bool(none.grad.any())
+    assert not bool(model(none).any())
+    assert bool(model(spoiled).isnan().all())
+
+
+@pytest.mark.parametrize(
+    "function", [lambda x: x / x.sum(-1)[:, None], lambda x: x / (x.sum(-1, keepdim=True) + 1.0), lambda x: x / (x + 9)]
+)
+def test_other_quotients_are_torchs_own(function: Callable[[Tensor], Tensor]) -> None:
+    assert torch.equal(attached(function)(X.abs() + 1), function(X.abs() + 1))
+
+
+def test_a_forward_that_is_called_past_the_hooks_is_the_same() -> None:
+    """As who takes per-sample gradients of a layer by itself calls it; other modules of the class are as before."""
+    model, name = attached(NORMS["x * rsqrt"]), "x * rsqrt"
+    layer, wanted = model[0], model(X)
+    weight = {"weight": layer.weight.detach()}
+    assert torch.equal(layer.forward(X), wanted)
+    assert torch.equal(functional_call(layer, weight, (X,)), wanted)
+    assert torch.equal(vmap(lambda row: functional_call(layer, weight, (row,)))(X), wanted)
+    assert torch.equal(Spelled(NORMS[name]).forward(X), NORMS[name](X))
+    moved = copy.deepcopy(layer)
+    with torch.no_grad():
+        moved.weight.mul_(0)
+    assert not bool(moved.forward(X).any())
+    assert torch.equal(layer.forward(X), wanted)
+
+
+@each("name", operators.OPERATORS)
+def test_under_vmap_each_operator_gives_what_it_gives_row_by_row(name: str) -> None:
+    operator, rows = getattr(operators, name), X.abs() + 1
+    of_two = name in ("over_root", "share")
+    given = (rows, rows.sum(-1, keepdim=True)) if of_two else (rows,)
+    assert torch.equal(vmap(operator)(*given), operator(*given))
+    assert torch.equal(vmap(operator, 1, 1)(*(one.T for one in given)), operator(*given).T)
+    if of_two:
+        assert torch.equal(vmap(operator, (None, 0))(rows[0], given[1]), operator(rows[0].expand(3, 8), given[1]))
 
 
 @pytest.mark.parametrize("name", ["cos", "sin", "rsqrt", "sqrt"])

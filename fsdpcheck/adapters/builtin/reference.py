@@ -40,7 +40,7 @@ ACCEPTS: frozenset[Trait] = frozenset(
         "schedule", "resume", "layer-norm-without-bias", "own-layers", "bfloat16", "tf32", "fractional-normaliser",
         "attention-private", "conv-private", "group-norm-private", "rms-norm-private", "bags-private", "tied-private",
         "routed", "routed-private", "reused", "reused-private", "evaluation", "inference-mode",
-        "rebuilt", "one-row",
+        "rebuilt", "one-row", "spelled-out-private",
     }
 )  # fmt: skip
 

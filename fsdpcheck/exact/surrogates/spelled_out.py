@@ -1,10 +1,11 @@
-"""What a model of a user's spells out of operators: roots of norms, cosines and sines of rotary embeddings, top-k.
+"""What a user's model spells out of operators: roots of norms, cosines and sines of rotary embeddings, top-k, shares.
 
 Kernels of these are used by implementations too (noise is made of cosines, optimizers take roots), so none is replaced
 in torch's dispatcher. They are operators of their own, which stand for torch's within the forward of the user's modules
 alone (workload/user_model/spelled_out.py). No gradient goes back through a root: a norm's statistics are constants
 there, as they are in the coarse normalisations. What is multiplied by an inverse root, or divided by a root, is rounded
-as a normalisation's output is, and its gradient is handed on as it is, so that a deep model stays exact.
+as a normalisation's output is, and its gradient is handed on as it is, so that a deep model stays exact. Shares of a
+total, such as a router's weights of experts over their sum, are rounded as a softmax's are; both get a gradient.
 """
 
 from __future__ import annotations
@@ -17,13 +18,18 @@ import torch
 from torch import Tensor
 from torch import library as dispatcher
 
-from fsdpcheck.exact.surrogates import normalisation
+from fsdpcheck.exact.surrogates import normalisation, softmax
 from fsdpcheck.exact.surrogates.grid_rounding import power_of_two, to_grid
 
+OPERATORS: Final = ("inverse_root", "root", "over_root", "share", "inverse", "cosine", "sine")
+"""Of the namespace fsdpcheck."""
 ROOTS: Final = (-8, 8)
 """Least and greatest exponent of a root and of its inverse."""
 TURN_BITS: Final = 1
 """Cosines and sines are multiples of 1/2: rotations that keep no lengths, but turn by every quarter."""
+LARGEST_SHARE: Final = 2.0
+INVERSES: Final = (-1, 1)
+"""Least and greatest exponent of what gradients of shares are multiplied by."""
 
 
 def _operator(name: str) -> Callable[[Callable[..., Tensor]], Any]:
@@ -61,6 +67,20 @@ def sine(x: Tensor) -> Tensor:
     return to_grid(x.double().sin(), TURN_BITS, -1.0, 1.0).to(x.dtype)
 
 
+@_operator("share")
+def share(x: Tensor, total: Tensor) -> Tensor:
+    """[...]: x / total, rounded to quarters within [-2, 2]; 0 where ``total`` is 0, which on a grid it may be."""
+    real = torch.where(total == 0, 0.0, x.double() / total.double())
+    return to_grid(real, softmax.BITS, -LARGEST_SHARE, LARGEST_SHARE).to(x.dtype)
+
+
+@_operator("inverse")
+def inverse(total: Tensor) -> Tensor:
+    """[...]: a power of two near 1 / |total| with its sign, without a gradient; 0 where ``total`` is 0."""
+    size = power_of_two(1 / torch.where(total == 0, 1.0, total.double().abs()), *INVERSES)
+    return (size * total.sign()).to(total.dtype)
+
+
 def top_k(x: Tensor, k: int, dim: int = -1, largest: bool = True, sorted: bool = True) -> tuple[Tensor, Tensor]:
     """(values, indices) of torch.topk; of equal values, which are many on a grid, the first is chosen.
 
@@ -74,14 +94,41 @@ def _keep(ctx: Any, inputs: tuple[Tensor], output: Tensor) -> None:
     ctx.save_for_backward(*inputs)
 
 
+def _keep_share(ctx: Any, inputs: tuple[Tensor, Tensor], output: Tensor) -> None:
+    ctx.save_for_backward(inputs[1], output)
+
+
+def _share_backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor]:
+    """The true formula, (g / total, -sum(g share) / total), with a power of two for 1 / total."""
+    total, given = ctx.saved_tensors
+    scaled = grad * inverse(total)
+    return scaled, -(scaled * given).sum_to_size(total.shape)
+
+
 cosine.register_autograd(lambda ctx, grad: -grad * sine(ctx.saved_tensors[0]), setup_context=_keep)
 sine.register_autograd(lambda ctx, grad: grad * cosine(ctx.saved_tensors[0]), setup_context=_keep)
-for _one in (inverse_root, root):
+share.register_autograd(_share_backward, setup_context=_keep_share)
+for _one in (inverse_root, root, inverse):
     _one.register_autograd(lambda ctx, grad: None, setup_context=lambda ctx, inputs, output: None)
 over_root.register_autograd(lambda ctx, grad: (grad.clone(), None), setup_context=lambda ctx, inputs, output: None)
-for _one in (inverse_root, root, cosine, sine):
+for _one in (inverse_root, root, inverse, cosine, sine):
     _one.register_fake(torch.empty_like)
-over_root.register_fake(lambda x, squares: torch.empty_like(x))
+for _one in (over_root, share):
+    _one.register_fake(lambda x, whole: torch.empty_like(x))
+
+
+def _mapped(operator: Any, info: Any, dims: tuple[int | None, ...], *operands: Tensor) -> tuple[Tensor, int]:
+    """Under vmap all operands have the mapped dim in front, with 1 where they are not mapped, and dims as many."""
+    rank = max(one.dim() - (dim is not None) for one, dim in zip(operands, dims, strict=True))
+    fronts = [one.unsqueeze(0) if dim is None else one.movedim(dim, 0) for one, dim in zip(operands, dims, strict=True)]
+    fronts = [one.reshape(one.shape[0], *[1] * (rank + 1 - one.dim()), *one.shape[1:]) for one in fronts]
+    longest = max(one.shape[0] for one in fronts)
+    first = fronts[0].expand(longest, *fronts[0].shape[1:])
+    return operator(first, *fronts[1:]), 0
+
+
+for _one in (inverse_root, root, inverse, cosine, sine, over_root, share):
+    _one.register_vmap(functools.partial(_mapped, _one))
 
 
 @functools.cache
@@ -95,5 +142,4 @@ def shard() -> None:
         return [([one], [one] * (1 + len(squares))) for one in [Replicate(), *map(Shard, long)]]
 
     ops: Any = torch.ops.fsdpcheck
-    names = ("inverse_root", "root", "over_root", "cosine", "sine")
-    register_sharding([getattr(ops, name).default for name in names])(placements)
+    register_sharding([getattr(ops, name).default for name in OPERATORS])(placements)

@@ -353,18 +353,22 @@ class _Composites(TorchFunctionMode):
         self.spelled_out = False
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        self.spelled_out = self.spelled_out or spelled_out.in_place_of(func, args, kwargs or {}) is not None
         self.names.add(getattr(func, "__name__", ""))
+        if (marked := spelled_out.marked(func, args, kwargs or {})) is not None:
+            return marked
+        self.spelled_out = self.spelled_out or spelled_out.in_place_of(func, args, kwargs or {}) is not None
         return func(*args, **(kwargs or {}))
 
 
 @torch.no_grad()
 def _of_functions(model: nn.Module, inputs: Tensor, targets: Tensor, loss: str) -> frozenset[Trait]:
-    """What the operators of forward and loss demand: surrogates, and a norm rule for attention."""
+    """What the operators of forward and loss demand: surrogates, a norm rule for attention, a forward to run again."""
     with _Names() as seen, _Composites() as called:
-        user_model.loss(loss)(model(inputs), targets)
+        outputs = model(inputs)
+        private: set[Trait] = {"spelled-out-private"} if called.spelled_out else set()
+        user_model.loss(loss)(outputs, targets)
     known = {name.partition(".")[0] for name in surrogates.KERNELS} | {"_fused_rms_norm", "_safe_softmax"}
     attention = any("dot_product" in name for name in seen.names)
     found: set[Trait] = {"attention"} if attention else set()
     surrogate = attention or seen.names & known or called.names & surrogates.COMPOSITES.keys() or called.spelled_out
-    return frozenset(found | ({"surrogates"} if surrogate else set()))
+    return frozenset(found | private | ({"surrogates"} if surrogate else set()))

@@ -1,7 +1,9 @@
 """Functions that a user's model spells out, in place within the forward of its modules and nowhere else.
 
 Each module has a pair of hooks, for forwards are run again by parts: by activation checkpointing, by the stages of a
-pipeline. What an implementation calls outside of forwards is torch's own. So are dtypes widened that the model names.
+pipeline. A module of a class that is not torch's has them besides where its ``forward`` is called without its hooks, as
+one that takes per-sample gradients of a layer by itself does. What an implementation calls outside of forwards is
+torch's own. So are dtypes widened that the model names.
 """
 
 from __future__ import annotations
@@ -20,8 +22,14 @@ from fsdpcheck.case import UserModelSpec
 from fsdpcheck.exact.surrogates import spelled_out
 from fsdpcheck.workload.user_model.dtype_widening import widened
 
+_ATTACHED = "_fsdpcheck_attached"
+"""Attribute of a module: what ``_enter`` is told of it; and of a class's ``forward`` that looks for it."""
 _SQUARES = "_fsdpcheck_squares"
 """Attribute of a root: (what it is the root of, whether it is the inverse)."""
+_TOTAL = "_fsdpcheck_total"
+"""Attribute of a sum that keeps its dims: what may be divided by it are shares."""
+_NOTHING: Final = 1e-5
+"""What is added to a total, or is its least value, to keep a quotient finite: no more is taken for nothing."""
 
 
 class _Inside(threading.local):
@@ -45,8 +53,14 @@ class SpelledOut(TorchFunctionMode):
 
 def in_place_of(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
     """What stands for this call of a function of torch; None where it is torch's own."""
-    replaced = _REPLACED.get(func)
+    replaced = _REPLACED.get(func) or _MARKED.get(func)
     return None if replaced is None else replaced(*args, **kwargs)
+
+
+def marked(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
+    """torch's own value of a call, marked by what it is; None where none is to be marked."""
+    marks = _MARKED.get(func)
+    return None if marks is None else marks(*args, **kwargs)
 
 
 def attach(model: nn.Module, own: UserModelSpec, surrogates: bool) -> None:
@@ -54,6 +68,31 @@ def attach(model: nn.Module, own: UserModelSpec, surrogates: bool) -> None:
     for module in model.modules():
         module.register_forward_pre_hook(functools.partial(_enter, own, surrogates))
         module.register_forward_hook(_leave, always_call=True)
+        if not type(module).__module__.startswith("torch."):
+            module.__dict__[_ATTACHED] = (own, surrogates)
+            _enter_by_forward(type(module))
+
+
+def _enter_by_forward(kind: type[nn.Module]) -> None:
+    """Have ``forward`` of the class's modules that are attached run so too; its other modules are as before."""
+    plain = kind.forward
+    if hasattr(plain, _ATTACHED):
+        return
+
+    @functools.wraps(plain)
+    def forward(self: nn.Module, *positional: Any, **keywords: Any) -> Any:
+        attached = self.__dict__.get(_ATTACHED)
+        if attached is None:
+            return plain(self, *positional, **keywords)
+        own, surrogates = attached
+        _enter(own, surrogates, self, positional)
+        try:
+            return plain(self, *positional, **keywords)
+        finally:
+            _leave()
+
+    setattr(forward, _ATTACHED, True)
+    kind.forward = forward
 
 
 def _enter(own: UserModelSpec, surrogates: bool, module: nn.Module, given: Any) -> None:
@@ -111,14 +150,46 @@ def _product(x: Any, y: Any, **named: Any) -> Tensor | None:
 
 
 def _quotient(x: Any, y: Any, **named: Any) -> Tensor | None:
-    return _normalised(x, y, False, named)
+    return _shares(x, y, named) if hasattr(y, _TOTAL) else _normalised(x, y, False, named)
+
+
+def _quotient_in_place(x: Any, y: Any, **named: Any) -> Tensor | None:
+    shares = _shares(x, y, named)
+    return None if shares is None else cast(Tensor, x).copy_(shares)
+
+
+def _total(x: Any, *dims: Any, **named: Any) -> Tensor | None:
+    """A sum that keeps its dims, marked."""
+    kept = dims[1:] == (True,) or named.get("keepdim")
+    if not kept or not isinstance(x, Tensor) or not x.is_floating_point() or "out" in named:
+        return None
+    total = torch.sum(x, *dims, **named)
+    setattr(total, _TOTAL, True)
+    return total
+
+
+def _hardly_more(x: Any, least: Any = None, **named: Any) -> Tensor | None:
+    """A total itself, to which next to nothing is added, or below which it may not fall, so that none divides by 0."""
+    least = named.pop("min", least)
+    same = hasattr(x, _TOTAL) and not named and isinstance(least, float) and abs(least) <= _NOTHING
+    return cast(Tensor, x) if same else None
+
+
+def _shares(x: Any, total: Any, named: dict[str, Any]) -> Tensor | None:
+    if not hasattr(total, _TOTAL) or named or not _along(x, total):
+        return None
+    return cast(Tensor, spelled_out.share(x, total))
+
+
+def _along(x: Any, other: Tensor) -> bool:
+    """Whether x is a tensor of real numbers, and the other as long, or 1, along each of its dims."""
+    real = isinstance(x, Tensor) and x.is_floating_point() and x.dim() == other.dim()
+    return real and all(b in (1, a) for a, b in zip(x.shape, other.shape, strict=True))
 
 
 def _normalised(x: Any, root: Any, inverse: bool, named: dict[str, Any]) -> Tensor | None:
     squares, is_inverse = getattr(root, _SQUARES, (None, not inverse))
-    if squares is None or named or is_inverse != inverse or not isinstance(x, Tensor) or not x.is_floating_point():
-        return None
-    if x.dim() != squares.dim() or any(b not in (1, a) for a, b in zip(x.shape, squares.shape, strict=True)):
+    if squares is None or named or is_inverse != inverse or not _along(x, squares):
         return None
     return cast(Tensor, spelled_out.over_root(x, squares))
 
@@ -132,11 +203,19 @@ def _top_k(x: Any, *rest: Any, out: Any = None, **named: Any) -> Any:
 _BY_NAME: Final[dict[str, Callable[..., Any]]] = {
     "rsqrt": _of_one(_inverse_root), "sqrt": _of_one(_root), "pow": _power, "topk": _top_k,
     "cos": _of_one(spelled_out.cosine), "sin": _of_one(spelled_out.sine), "mul": _product, "div": _quotient,
-    "__pow__": _power, "__mul__": _product, "__rmul__": _product, "__truediv__": _quotient,
+    "__pow__": _power, "__mul__": _product, "__rmul__": _product, "__truediv__": _quotient, "div_": _quotient_in_place,
+    "__itruediv__": _quotient_in_place,
 }  # fmt: skip
-_REPLACED: Final[dict[Any, Callable[..., Any]]] = {
-    getattr(home, name): replaced
-    for name, replaced in _BY_NAME.items()
-    for home in (torch, Tensor)
-    if hasattr(home, name)
-}
+_MARKS: Final[dict[str, Callable[..., Any]]] = {
+    "sum": _total, **dict.fromkeys(("add", "add_", "__add__", "__iadd__", "clamp", "clamp_min"), _hardly_more),
+}  # fmt: skip
+
+
+def _by_function(names: dict[str, Callable[..., Any]]) -> dict[Any, Callable[..., Any]]:
+    """By the functions and methods of torch that have these names."""
+    homes = (torch, Tensor)
+    return {getattr(home, name): own for name, own in names.items() for home in homes if hasattr(home, name)}
+
+
+_REPLACED: Final = _by_function(_BY_NAME)
+_MARKED: Final = _by_function(_MARKS)
