@@ -93,30 +93,30 @@ def assert_steady_memory(execution: Execution) -> None:
 
 def assert_copies(execution: Execution) -> None:
     """Writing into what the trainer has shown changes nothing that it shows next."""
-    for rank in completed(execution):
-        seen = [(step, changed) for _, step, changed in probes.scribbled.saw(rank)]
-        if len(seen) != len(rank.steps):
-            raise UsageError(f"rank {rank.rank} was written into after {len(seen)} of {len(rank.steps)} steps;"
-                             " next: run it with probes.scribbled")  # fmt: skip
-        for step, changed in seen:
-            if changed:
-                raise Violation("what the trainer shows is what it trains", got=f"writing into it changes {changed[0]}",
-                                wanted="copies", where=f"step {step}, rank {rank.rank}",
-                                cause="live memory is given away")  # fmt: skip
+    for rank, step, changed in _after_each_step(execution, probes.scribbled):
+        if changed:
+            raise Violation("what the trainer shows is what it trains", got=f"writing into it changes {changed[0]}",
+                            wanted="copies", where=f"step {step}, rank {rank}",
+                            cause="live memory is given away")  # fmt: skip
 
 
 def assert_loss_kept(execution: Execution) -> None:
     """After every step the loss has what it had when the implementation got it, and nothing more."""
+    for rank, step, changed in _after_each_step(execution, probes.loss_kept):
+        if changed:
+            raise Violation("the user's loss is changed", got=f"another {', '.join(changed)}",
+                            wanted="the loss as it was given", where=f"after step {step}, rank {rank}",
+                            cause="what a step does to the loss is not undone: use a copy of it")  # fmt: skip
+
+
+def _after_each_step(execution: Execution, probe: Probe) -> Iterator[tuple[int, int, Any]]:
+    """(rank, step, what the probe noted behind it); raises UsageError where it did not note each step of a rank."""
     for rank in completed(execution):
-        seen = [(step, changed) for _, step, changed in probes.loss_kept.saw(rank)]
+        seen = [(step, noted) for _, step, noted in probe.saw(rank)]
         if len(seen) != len(rank.steps):
-            raise UsageError(f"rank {rank.rank} noted the loss after {len(seen)} of {len(rank.steps)} steps;"
-                             " next: run it with probes.loss_kept")  # fmt: skip
-        for step, changed in seen:
-            if changed:
-                raise Violation("the user's loss is changed", got=f"another {', '.join(changed)}",
-                                wanted="the loss as it was given", where=f"after step {step}, rank {rank.rank}",
-                                cause="what a step does to the loss is not undone: use a copy of it")  # fmt: skip
+            raise UsageError(f"rank {rank.rank} noted {len(seen)} of {len(rank.steps)} steps;"
+                             f" next: run it with probes.{probe.function.__name__}")  # fmt: skip
+        yield from ((rank.rank, step, noted) for step, noted in seen)
 
 
 def interruptions(execution: Execution, probe: Probe) -> int:

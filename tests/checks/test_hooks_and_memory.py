@@ -75,7 +75,7 @@ def test_a_loss_that_is_not_left_as_it_was_is_found() -> None:
     with pytest.raises(Violation, match="got     another reduction, scale") as found:
         watched_checks.assert_loss_kept(noted(probes.loss_kept.name, (0, []), (1, ["reduction", "scale"])))
     assert found.value.where == "after step 1, rank 0"
-    with pytest.raises(UsageError, match="noted the loss after 1 of 2 steps"):
+    with pytest.raises(UsageError, match=r"rank 0 noted 1 of 2 steps; next: run it with probes\.loss_kept"):
         watched_checks.assert_loss_kept(noted(probes.loss_kept.name, (1, [])))
 
 
