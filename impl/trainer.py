@@ -29,6 +29,7 @@ from .costs.profile import OFF, Off, Profile
 from .sharding import collectives
 from .sharding.protocol import Sharded
 
+MICRO_BATCHES = collectives.Subject("(numbers of micro-batches)")
 Moment = Literal["after_forward", "after_first_backward", "after_norms", "after_reduce", "before_step", "after_reshard"]
 OptimizerFactory = Callable[[Iterable[nn.Parameter]], torch.optim.Optimizer]
 
@@ -49,6 +50,8 @@ class Options:
     ``normaliser`` is N. ``privacy`` clips each sample's gradient (None: plain). ``max_grad_norm`` clips the global norm
     of a plain step. ``sync_every`` reduces after each micro-batch instead of after the last. ``layout``: which ranks
     are given the same samples. ``rate``: with which probability a record joins a step, for the accounts alone.
+    ``unequal_micro_batches``: ranks may have unequal numbers of micro-batches, as where an epoch ends; one number more
+    is exchanged a step, and who has fewer goes through empty ones. Without it each rank must have as many.
     """
 
     normaliser: float
@@ -57,6 +60,7 @@ class Options:
     max_grad_norm: float | None = None
     sync_every: bool = True
     rate: float = 1.0
+    unequal_micro_batches: bool = False
 
     def __post_init__(self) -> None:
         if not 0 < self.normaliser < math.inf:
@@ -75,8 +79,9 @@ class Trainer:
     """Trains a sharded ``model``. ``loss(outputs, targets)`` gives per-sample losses [b].
 
     All ranks construct it with equal values, and call each method together, with equally many micro-batches each (of
-    zero rows where a rank has no samples). ``notify`` is called at the moments named above. Over the model's replicas
-    (HSDP) each rank has samples of its own unless ``Options.layout`` says otherwise.
+    zero rows where a rank has no samples) unless ``Options.unequal_micro_batches``. ``notify`` is called at the moments
+    named above. Over the model's replicas (HSDP) each rank has samples of its own unless ``Options.layout`` says
+    otherwise.
     """
 
     def __init__(
@@ -134,7 +139,7 @@ class Trainer:
         self.model.zero_grad()
         self.grad_norm = None
         try:
-            self.accumulate(micro_batches)
+            self.accumulate(self.as_many_everywhere(micro_batches))
         except BaseException as error:
             self.abandon()
             error.add_note(self._where)
@@ -171,6 +176,17 @@ class Trainer:
                 one.training = before
             self.model.reshard()
         return outputs
+
+    def as_many_everywhere(self, micro_batches: Sequence[MicroBatch]) -> Sequence[MicroBatch]:
+        """This rank's micro-batches, and empty ones behind them up to the largest number that a rank has."""
+        if not self.options.unequal_micro_batches:
+            return micro_batches
+        first = micro_batches[0]
+        most = torch.tensor([len(micro_batches)], device=first.inputs.device)
+        for axis in (self.model.axis, self.model.replicas):
+            collectives.all_reduce_max(MICRO_BATCHES, most, axis)
+        missing = int(most.item()) - len(micro_batches)
+        return [*micro_batches, *[MicroBatch(first.inputs[:0], first.targets[:0], ())] * missing]
 
     def accumulate(self, micro_batches: Sequence[MicroBatch]) -> None:
         """Reduced gradients of all micro-batches."""

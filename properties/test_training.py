@@ -129,6 +129,27 @@ def test_an_evaluation_between_steps_is_right_and_leaves_nothing(case: TrainingC
 
 
 @law(
+    "training.unequal-micro-batches",
+    promise="plain",
+    space=EQUAL_BITS.but(
+        adjusted=("unequal micro-batches",),
+        must_occur=("distributed batch on several ranks", "several units"),
+        vacuous_without=("non-zero gradient",),
+    ),
+    needs_traits=("unequal-micro-batches",),
+)
+def test_ranks_may_have_unequal_numbers_of_micro_batches(case: TrainingCase, run: Run) -> None:
+    """Where ranks have unequal numbers of micro-batches all of them finish, and parameters are the single device's.
+
+    Of who accepts it, in plain and in private training; all others may hang there, and no case shows it. Some ranks
+    have one micro-batch fewer than others; gradients are reduced after each rank's last.
+    Not seen: ranks with no micro-batch at all; numbers that differ by more than one, or from step to step.
+    Source: pytorch#38174 and Lightning#20404, uneven inputs of DistributedDataParallel.
+    """
+    assert_parameters_equal(run(case), run.answer(case))
+
+
+@law(
     "training.private-unclipped",
     promise="private",
     space=PRIVATE_UNCLIPPED.but(

@@ -27,7 +27,14 @@ _LATER: dict[str, dict[str, Any]] = {
     "UserModelSpec": {"names": "", "gauge": True, "optimizer": ""},
     "MeshSpec": {"axes": ()},
     "BatchLayout": {"lists": ()},
-    "StepSpec": {"noise_multiplier": 0.0, "clip_groups": "all", "evaluates": "no", "rebuilds": False, "thaws": False},
+    "StepSpec": {
+        "noise_multiplier": 0.0,
+        "clip_groups": "all",
+        "evaluates": "no",
+        "rebuilds": False,
+        "thaws": False,
+        "unequal": False,
+    },
     "OptimizerSpec": {"groups": "one"},
     "Arithmetic": {"compute": "dtype", "world_factors": 1},
 }

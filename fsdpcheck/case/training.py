@@ -144,6 +144,8 @@ class StepSpec:
     ``rebuilds``: before the training another model of the same kind is built, makes one step and is dropped.
     ``thaws``: behind the first step every frozen parameter is thawed (``requires_grad``), and trained from then on by
     the optimizer that has it from the beginning.
+    ``unequal``: every other rank with samples of its own, the first or the second of them by the seed, has one
+    micro-batch fewer; gradients are reduced after each rank's last.
     "cross_entropy" is the softmax cross-entropy, summed over positions, against classes read off the targets.
     """
 
@@ -165,6 +167,7 @@ class StepSpec:
     evaluates: Evaluation = "no"
     rebuilds: bool = False
     thaws: bool = False
+    unequal: bool = False
 
     @property
     def private(self) -> bool:
@@ -249,6 +252,10 @@ class TrainingCase:
     def shares(self) -> int:
         """Into how many shares the batch is split."""
         return self.world_size // self.copies
+
+    def has_fewer(self, rank: int) -> bool:
+        """Whether the rank has one micro-batch fewer than others (``StepSpec.unequal``)."""
+        return self.step.unequal and (rank // self.mesh.model_ranks + self.seed) % 2 == 1
 
     @property
     def local_sizes(self) -> tuple[int, ...]:

@@ -146,5 +146,6 @@ def _step_traits(case: TrainingCase) -> Iterator[Trait]:
         "rebuilt": step.rebuilds,
         "parameter-groups": step.optimizer.groups != "one",
         "thawed": step.thaws,
+        "unequal-micro-batches": step.unequal,
     }
     yield from (trait for trait, holds in facts.items() if holds)

@@ -233,6 +233,9 @@ def _validate_step(case: TrainingCase) -> None:
         refuse(
             "step.thaws", True, "several steps of plain training of a drawn model", "take two steps, or thaw nothing"
         )
+    if step.unequal and (step.micro_batches == 1 or step.sync_every or world == 1 or case.layout.kind in _COPIED):
+        wanted = "several micro-batches, reduced after the last, of several ranks with samples of their own"
+        refuse("step.unequal", True, wanted, "or give all ranks as many")
     if step.clip_groups != "all" and not (step.private and case.model.units and case.arithmetic.numbers == "grid"):
         wanted = '"all" without clipping, without inner units, and with real numbers'
         refuse("step.clip_groups", step.clip_groups, wanted, "set it")

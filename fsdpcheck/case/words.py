@@ -81,6 +81,9 @@ def _describe_ranks(case: TrainingCase) -> str:
     sizes = "+".join(map(str, case.local_sizes[:: mesh.model_ranks]))
     chunks = f", in {step.micro_batches} micro-batches, gradients reduced " if step.micro_batches > 1 else ""
     chunks += ("after each" if step.sync_every else "after the last") if chunks else ""
+    if step.unequal:
+        fewer = sorted({rank // mesh.model_ranks for rank in range(mesh.world_size) if case.has_fewer(rank)})
+        chunks += f", one fewer for share{'s' * (len(fewer) > 1)} {', '.join(map(str, fewer))}"
     return f"ranks: W = {case.world_size}{axes}{kept}; a batch of {layout.batch_size} samples, {how} as {sizes}{chunks}"
 
 

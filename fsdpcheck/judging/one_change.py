@@ -190,13 +190,15 @@ def _even(case: TrainingCase) -> TrainingCase:
 
 
 def _alone(case: TrainingCase) -> TrainingCase:
-    return _fitting(case, mesh=replace(case.mesh, dp_shard=1, dp_replicate=1, axes=()))
+    step = replace(case.step, unequal=False)
+    return _fitting(case, mesh=replace(case.mesh, dp_shard=1, dp_replicate=1, axes=()), step=step)
 
 
 CHANGES: Final = (
     _of_part("parameters resharded after forward", "mesh", {"reshard_after_forward": True}),
-    _step("one micro-batch", micro_batches=1, sync_every=True),
-    _step("a reduction after every micro-batch", sync_every=True),
+    _step("as many micro-batches on each rank", unequal=False),
+    _step("one micro-batch", micro_batches=1, sync_every=True, unequal=False),
+    _step("a reduction after every micro-batch", sync_every=True, unequal=False),
     _step("one step", steps=1, resume=False),
     _step("immediate norms", norms="immediate"),
     _step("nothing clipped", clipping="unclipped"),

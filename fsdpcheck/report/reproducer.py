@@ -108,6 +108,7 @@ def _against(token: Token, case: TrainingCase) -> Iterator[str]:
         "a resumed optimizer": step.resume,
         "a model trained before": step.rebuilds,
         "parameters that are thawed": step.thaws,
+        "unequal numbers of micro-batches": step.unequal,
         "an optimizer of two groups, or whose rate changes": (step.optimizer.groups, step.optimizer.schedule)
         != ("one", "constant"),
         "averages that are premultiplied": arithmetic.averaging != "divide",

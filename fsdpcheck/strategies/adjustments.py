@@ -117,6 +117,14 @@ def _with_one_row(case: TrainingCase, features: Features) -> TrainingCase | None
     return _taken(replace(case, model=changed), features, "one-row-private")
 
 
+def _of_unequal_numbers(case: TrainingCase, features: Features) -> TrainingCase | None:
+    """Several micro-batches, of which some ranks have one fewer; None where ranks have the same samples, or a mean."""
+    if case.shares < 2 or case.copies > case.mesh.model_ranks or case.step.reduction == "mean":
+        return None
+    step = replace(case.step, micro_batches=max(2, case.step.micro_batches), sync_every=False, unequal=True)
+    return _taken(replace(case, step=step), features)
+
+
 def _behind(place: int) -> int:
     """Where a layer stands once there is one before all; -1, the Embedding, stays."""
     return place + (place >= 0)
@@ -150,4 +158,5 @@ ADJUSTMENTS: dict[Adjustment, Adjust] = {
     "thawed": _where_it_can_be(_thawed),
     "tied apart": _where_it_can_be(_tied_apart),
     "one row": _where_it_can_be(_with_one_row),
+    "unequal micro-batches": _where_it_can_be(_of_unequal_numbers),
 }

@@ -21,7 +21,7 @@ UserModels = Literal["any", "known layers", "never"]
 DrawnNumbers = Literal["grid", "real", "either"]
 Adjustment = Literal[
     "any sum", "one step", "any clip norm", "a bias", "partial terms", "in replicas", "on real numbers", "evaluated",
-    "thawed", "tied apart", "one row",
+    "thawed", "tied apart", "one row", "unequal micro-batches",
 ]  # fmt: skip
 """What is changed in every drawn case; ``strategies/adjustments.py`` has what each does."""
 
@@ -29,6 +29,7 @@ _DEMANDED: dict[Adjustment, frozenset[Trait]] = {
     "on real numbers": frozenset({"real"}),
     "in replicas": frozenset({"replicated-shards", "hsdp"}),
     "evaluated": frozenset({"evaluation"}),
+    "unequal micro-batches": frozenset({"unequal-micro-batches", "micro-batches", "no-sync"}),
 }
 _ADDED: dict[Adjustment, frozenset[Trait]] = {
     "thawed": frozenset({"thawed"}),

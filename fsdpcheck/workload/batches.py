@@ -28,9 +28,11 @@ Indices = tuple[tuple[tuple[int, ...], ...], ...]
 def indices(case: TrainingCase, step: int) -> Indices:
     """Global sample indices of one step: per rank, per micro-batch. Step k uses samples k*B .. (k+1)*B-1.
 
-    Micro-batches are near-equal consecutive chunks of the rank's list, the longer ones first; chunks may be empty.
+    Micro-batches are near-equal consecutive chunks of the rank's list, the longer ones first; chunks may be empty. A
+    rank that has one fewer than others is not given its last, which is empty.
     """
-    return tuple(_chunks(local, case.step.micro_batches) for local in _per_rank(case, step))
+    everyone = enumerate(_per_rank(case, step))
+    return tuple(_chunks(local, case.step.micro_batches, case.has_fewer(rank)) for rank, local in everyone)
 
 
 def logical_batch(case: TrainingCase, step: int) -> Counter[int]:
@@ -87,7 +89,7 @@ def batch(
     packed_DP = torch.cat([body_DF, rows_DR], dim=1)
     micro_batches = tuple(
         MicroBatch(all_inputs[list(chunk)].to(device), packed_DP[list(chunk)].to(device), chunk)
-        for chunk in indices(case, step)[rank]
+        for chunk in indices(case, step)[rank][: case.step.micro_batches - case.has_fewer(rank)]
     )
     return Batch(micro_batches, case.shares / case.step.normaliser)
 
@@ -141,11 +143,11 @@ def _sampler(order: list[int], world: int, drop_last: bool) -> list[list[int]]:
     return [padded[rank::world] for rank in range(world)]
 
 
-def _chunks(local: list[int], count: int) -> tuple[tuple[int, ...], ...]:
-    """``count`` consecutive chunks whose lengths differ by at most one."""
-    base, extra = divmod(len(local), count)
-    starts = [chunk * base + min(chunk, extra) for chunk in range(count + 1)]
-    return tuple(tuple(local[a:b]) for a, b in itertools.pairwise(starts))
+def _chunks(local: list[int], count: int, fewer: bool) -> tuple[tuple[int, ...], ...]:
+    """``count`` consecutive chunks whose lengths differ by at most one; the last of them empty if ``fewer``."""
+    base, extra = divmod(len(local), count - fewer)
+    starts = [chunk * base + min(chunk, extra) for chunk in range(count - fewer + 1)]
+    return tuple(tuple(local[a:b]) for a, b in itertools.pairwise(starts)) + ((),) * fewer
 
 
 def _balanced(case: TrainingCase, shape: tuple[int, ...]) -> Tensor:

@@ -257,6 +257,40 @@ def no_sync_drops_micro_batches(original: Function, hit: Hit) -> Function:
 
 
 @fault(
+    "trainer:Trainer.as_many_everywhere",
+    "uneven inputs, https://github.com/pytorch/pytorch/issues/38174",
+    "training.unequal-micro-batches",
+)
+def unequal_numbers_taken_for_equal(original: Function, hit: Hit) -> Function:
+    """Ranks that run out of micro-batches go on without the others."""
+
+    def planted(self: Any, micro_batches: Any) -> Any:
+        if self.options.unequal_micro_batches:
+            hit()
+        return micro_batches
+
+    return planted
+
+
+@fault(
+    "trainer:Trainer.as_many_everywhere",
+    "samples repeated to even out, https://github.com/huggingface/accelerate/issues/2316",
+    "training.unequal-micro-batches",
+)
+def missing_micro_batches_repeat_the_last(original: Function, hit: Hit) -> Function:
+    """Ranks with fewer micro-batches go through their last once more, where an empty one belongs."""
+
+    def planted(self: Any, micro_batches: Any) -> Any:
+        everywhere = original(self, micro_batches)
+        missing = len(everywhere) - len(micro_batches)
+        if missing:
+            hit()
+        return [*micro_batches, *[micro_batches[-1]] * missing]
+
+    return planted
+
+
+@fault(
     "sharding.flat_unit:FlatUnit.accumulate",
     "the saved shard is overwritten, https://github.com/pytorch/pytorch/pull/73535",
     "training.plain",

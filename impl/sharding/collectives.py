@@ -91,6 +91,13 @@ def all_reduce_sum(unit: Named, values: Tensor, axis: Axis) -> Tensor:
     return values
 
 
+def all_reduce_max(unit: Named, values: Tensor, axis: Axis) -> Tensor:
+    """The largest over the ranks of each of ``values``, in place; returned for convenience."""
+    if axis.size > 1:
+        dist.all_reduce(values, op=dist.ReduceOp.MAX, group=axis.group)
+    return values
+
+
 def broadcast(unit: Named, values: Tensor, axis: Axis) -> None:
     """``values`` become those of the axis' first rank, in place."""
     if axis.size > 1 and values.numel() > 0:

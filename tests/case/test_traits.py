@@ -23,6 +23,7 @@ from tests.common.tables import each
 ROUTED = ModelSpec((LayerSpec(1, used="routed"), LayerSpec(2)))
 REUSED = ModelSpec((LayerSpec(1, used="twice"), LayerSpec(2)))
 ONE_ROW = ModelSpec((LayerSpec(1, used="for all"), LayerSpec(2)))
+UNEQUAL = replace(SMALLEST, mesh=MeshSpec(2), step=StepSpec(micro_batches=2, sync_every=False, unequal=True))
 SPELLED_OUT = ModelSpec((), own=UserModelSpec("mine:build", "mine:batch", traits=("spelled-out-private", "surrogates")))
 GROUPED = ModelSpec((LayerSpec(1, True, kind="group_norm"),), "signal", length=2)
 
@@ -110,6 +111,7 @@ NEEDED: list[tuple[Trait, TrainingCase]] = [
     ("parameter-groups", replace(SMALLEST, step=StepSpec(optimizer=OptimizerSpec(groups="vectors apart")))),
     ("thawed", replace(SMALLEST, step=StepSpec(steps=2, thaws=True))),
     ("spelled-out-private", private(SPELLED_OUT)),
+    ("unequal-micro-batches", UNEQUAL),
 ]
 
 

@@ -57,6 +57,12 @@ def on(kind: str, *layers: LayerSpec, features: int = 2, length: int = 3) -> dic
 REFUSED: list[tuple[str, dict[str, Any]]] = [
     ("step.clip_groups: got 'units'", {"model": ONE_UNIT, "step": StepSpec(clip_groups="units")}),
     ("step.clip_groups: got 'units'", {"step": BY_UNIT}),
+    (
+        "step.unequal: got True",
+        {"step": StepSpec(micro_batches=2, sync_every=False, unequal=True), "mesh": MeshSpec(1)},
+    ),
+    ("step.unequal: got True", {"step": StepSpec(micro_batches=2, unequal=True)}),
+    ("step.unequal: got True", {"step": StepSpec(sync_every=False, unequal=True)}),
     ("step.thaws: got True", {"step": StepSpec(thaws=True)}),
     ("step.thaws: got True", {"step": StepSpec(steps=2, clipping="exact", thaws=True)}),
     (

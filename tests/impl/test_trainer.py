@@ -198,6 +198,24 @@ def test_a_sample_on_two_ranks_counts_twice(ranks: Ranks) -> None:
         assert_equal(got, alone.model.full_gradients())
 
 
+@each("privacy", [None, Privacy(Flat(2.0**60))])
+def test_ranks_may_have_unequal_numbers_of_micro_batches(ranks: Ranks, privacy: Privacy | None) -> None:
+    shares = {0: ([0], 1), 1: ([1, 2, 3], 3), 2: ([], 2)}
+
+    def trained(rank: int) -> dict[str, Tensor]:
+        options = Options(normaliser=4, privacy=privacy, sync_every=False, unequal_micro_batches=True)
+        trainer = Trainer(flat(model("vector")), Loss(3), sgd, options)
+        samples, count = shares[rank]
+        trainer.step(micro_batches(inputs("vector"), samples, count, torch.zeros(4, 2).double()))
+        return trainer.model.full_gradients()
+
+    alone = Trainer(flat(model("vector"), ALONE), Loss(3), sgd, Options(normaliser=4))
+    alone.step(micro_batches(inputs("vector"), [0, 1, 2, 3], 1, torch.zeros(4, 2).double()))
+    for got in ranks(trained, 3):
+        assert_equal(got, alone.model.full_gradients())
+    assert [ranks.trace(rank) for rank in range(3)] == [ranks.trace(0)] * 3
+
+
 def test_every_rank_issues_the_same_collectives_with_or_without_rows(ranks: Ranks) -> None:
     ranks(lambda rank: sharded("sequence", rank, 4, Options(normaliser=1, privacy=Privacy(Flat(1.0))), count=2), 4)
     assert ranks.trace(0)

@@ -39,6 +39,13 @@ def test_the_changes_that_make_a_law_hold_are_named_and_the_others_counted() -> 
     assert said.endswith(" others as well")
 
 
+def test_unequal_numbers_of_micro_batches_are_made_equal_by_each_change_that_needs_it() -> None:
+    unequal = replace(CASE, step=replace(CASE.step, micro_batches=2, sync_every=False, unequal=True))
+    said = told(unequal, lambda case: not case.step.unequal)
+    assert said.startswith("holds with one change: as many micro-batches on each rank; or one micro-batch; or ")
+    assert "one rank" in said
+
+
 def test_what_no_single_change_mends_is_said_and_so_is_what_only_other_numbers_mend() -> None:
     assert told(CASE, lambda case: False).startswith("breaks with each of ")
     assert told(CASE, lambda case: case.seed != CASE.seed).startswith("holds with other numbers alone, none of ")
@@ -75,6 +82,7 @@ RARE = (
     replace(CASE, step=replace(CASE.step, max_grad_norm=1.0)),
     replace(CASE, step=replace(CASE.step, optimizer=OptimizerSpec(groups="vectors apart"))),
     replace(PLAIN, mesh=MeshSpec(axes=(("tp", 2),)), step=StepSpec(normaliser=2)),
+    replace(CASE, step=replace(CASE.step, micro_batches=2, sync_every=False, unequal=True)),
     replace(PLAIN, step=StepSpec(clipping="unclipped", noise_multiplier=1.0)),
     TrainingCase(
         ModelSpec((LayerSpec(1), LayerSpec(1)), units=(1,)), step=StepSpec(clipping="exact", clip_groups="units")

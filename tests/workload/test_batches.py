@@ -53,6 +53,27 @@ def test_blocks_and_strides_partition_the_batch(kind: LayoutKind, world: int) ->
         assert max(sizes) - min(sizes) <= 1
 
 
+@pytest.mark.parametrize(("seed", "fewer"), [(0, [1, 3]), (1, [0, 2, 4])])
+def test_some_ranks_have_one_micro_batch_fewer_and_all_of_their_samples(seed: int, fewer: list[int]) -> None:
+    step = StepSpec(steps=2, micro_batches=3, sync_every=False, unequal=True)
+    case = TrainingCase(MODEL, MeshSpec(5), BatchLayout("contiguous", 24), step, seed=seed)
+    equal = replace(case, step=replace(step, unequal=False))
+    assert [rank for rank in range(5) if case.has_fewer(rank)] == fewer
+    for rank, (chunks, others) in enumerate(zip(batches.indices(case, 1), batches.indices(equal, 1), strict=True)):
+        assert [i for chunk in chunks for i in chunk] == [i for chunk in others for i in chunk]
+        given = batches.batch(case, 1, rank).micro_batches
+        assert [micro.indices for micro in given] == list(chunks[: 3 - (rank in fewer)])
+        assert all(len(micro.inputs) for micro in given)
+    assert batches.logical_batch(case, 1) == batches.logical_batch(equal, 1)
+
+
+def test_ranks_that_share_out_one_model_have_as_many_micro_batches_as_each_other() -> None:
+    mesh = MeshSpec(2, axes=(("tp", 2),))
+    step = StepSpec(micro_batches=2, sync_every=False, unequal=True)
+    case = TrainingCase(MODEL, mesh, BatchLayout("contiguous", 4), step)
+    assert [case.has_fewer(rank) for rank in range(4)] == [False, False, True, True]
+
+
 def test_contiguous_is_blocks_and_strided_is_every_wth() -> None:
     assert batches.indices(case_of(BatchLayout("contiguous", 5), 2), 0) == (((0, 1, 2),), ((3, 4),))
     assert batches.indices(case_of(BatchLayout("strided", 5), 2), 0) == (((0, 2, 4),), ((1, 3),))

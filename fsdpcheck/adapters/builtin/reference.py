@@ -41,6 +41,7 @@ ACCEPTS: frozenset[Trait] = frozenset(
         "attention-private", "conv-private", "group-norm-private", "rms-norm-private", "bags-private", "tied-private",
         "routed", "routed-private", "reused", "reused-private", "evaluation", "inference-mode",
         "rebuilt", "one-row", "spelled-out-private",
+        "unequal-micro-batches",
     }
 )  # fmt: skip
 
@@ -62,6 +63,7 @@ class ReferenceTrainer:
             max_grad_norm=setup.step.max_grad_norm,
             sync_every=setup.step.sync_every,
             rate=setup.rate,
+            unequal_micro_batches=setup.step.unequal,
         )
 
         def notify(moment: step.Moment) -> None:
