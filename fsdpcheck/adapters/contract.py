@@ -81,8 +81,11 @@ class ArithmeticRule:
     again what it averaged before; declare it also where the sum is multiplied by the rounded 1/W. Those who divide
     "before" are judged on losses that are multiples of W, of W**K where K micro-batches are reduced one by one, for
     which a proof shows that nothing rounds (float32 has none on 7 and 13 ranks); those who divide "after" also on sums
-    that W does not divide. ``divides_by_share``: it divides by N / W as a floating-point number, so that every bit is
-    compared only where that is exact.
+    that W does not divide. "none" only adds them up: ``Batch.loss_scale`` is then 1/N, such that the sum
+    over the ranks is the gradient, as where a loss is summed and divided by the tokens of all ranks; such adapters do
+    not accept "mean".
+    ``divides_by_share``: it divides by N / W as a floating-point number, so that every bit is compared only where that
+    is exact.
     ``dtypes``: what parameters and gradients may have. float32 cases need the trait "float32" too; who takes float32
     alone is given no others.
     ``compute``: what the model computes in, in every training, where that is not ``dtype``: with "bfloat16" all laws
@@ -93,7 +96,7 @@ class ArithmeticRule:
     is used, otherwise None. "zero-if-private": zeros in a step that clips each sample, None in a plain one.
     """
 
-    averaging: Literal["after", "before"] = "after"
+    averaging: Literal["after", "before", "none"] = "after"
     divides_by_share: bool = False
     dtypes: tuple[Dtype, ...] = ("float64", "float32")
     compute: Compute = "dtype"
@@ -184,7 +187,7 @@ class MicroBatch:
 @dataclass(frozen=True)
 class Batch:
     """One rank's share of one step. ``loss_scale``: W/N, 1/N when replicated, R/N with one share for each of R replicas
-    (see Features.owns_loss_scale)."""
+    (see Features.owns_loss_scale); a W-th of it where gradients are not averaged (``ArithmeticRule.averaging``)."""
 
     micro_batches: tuple[MicroBatch, ...]
     loss_scale: float

@@ -53,7 +53,7 @@ _REASONS: Final = {
 }
 _REPLICAS: Final = frozenset({"dp_replicate", "dp_shard"})
 _KNOWN: Final = {
-    "averaging": ("after", "before"),
+    "averaging": ("after", "before", "none"),
     "load-at": ("any", "same"),
     "keeps": ("", "shards", "units"),
     "param-dtype": ("", "float32", "bfloat16"),
@@ -179,10 +179,12 @@ def _arithmetic(name: str, words: Mapping[str, str]) -> ArithmeticRule:
 
 
 def _not_in(arithmetic: ArithmeticRule) -> frozenset[Trait]:
-    """Nobody asks functions for a precision that they do not have: they would be called right in float32."""
+    """Nobody asks functions for a precision that they do not have: they would be called right in float32. What is not
+    averaged over ranks is no mean of means."""
+    means = frozenset[Trait]({"mean"} if arithmetic.averaging == "none" else ())
     if arithmetic.compute == "dtype":
-        return frozenset({"bfloat16", "tf32"})
-    return NOT_IN_LOW_PRECISION | {"tf32", "real"}
+        return means | {"bfloat16", "tf32"}
+    return means | NOT_IN_LOW_PRECISION | {"tf32", "real"}
 
 
 def _keeps(name: str, functions: Mapping[str, Callable[..., Any]]) -> bool:

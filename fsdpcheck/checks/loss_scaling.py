@@ -84,7 +84,9 @@ def _doubles(execution: Execution) -> bool:
     for result in execution.ranks:
         for k in range(len(result.steps)):
             before = parameters_before(result, k, case)
-            batch = batches.batch(case, k, result.rank, execution.request.instrument)
+            batch = batches.batch(
+                case, k, result.rank, execution.request.instrument, averages=execution.request.averages
+            )
             for micro in batch.micro_batches:
                 once = torch.full((len(micro.indices),), batch.loss_scale, dtype=dtype)
                 one, two = (local_gradient(case, before, micro, w, result.placement) for w in (once, TWICE * once))

@@ -27,7 +27,7 @@ from fsdpcheck.case import TrainingCase
 from fsdpcheck.checks._compare import require_equal, require_none, require_row_form, require_same_form
 from fsdpcheck.checks._read import completed, recorded
 from fsdpcheck.errors import UsageError
-from fsdpcheck.execution import Execution, RankResult, StepRecord
+from fsdpcheck.execution import Execution, RankResult, RunRequest, StepRecord
 from fsdpcheck.findings.cause import Cause, Causes
 from fsdpcheck.findings.violation import Diagnose
 from fsdpcheck.oracle import Named
@@ -42,21 +42,22 @@ _SMALLEST = {"float64": Fraction(1, 2**1074), "float32": Fraction(1, 2**149)}
 
 
 def assert_gradients_sum(execution: Execution, unused: Unused = "none") -> None:
-    """The gradient of every step is the average of the ranks' own gradients, within the theorem on rounded sums.
+    """The gradient of every step is the average of the ranks' own gradients, within the theorem on rounded sums; of who
+    does not average their sum.
 
     ``unused``: what a parameter has that no sample of a step depends on (ArithmeticRule.unused).
 
     Own gradients are replayed from the parameters recorded before the step; in a private step each sample is weighed by
     the clip factor its rank reported (observe "factors").
     """
-    case = execution.request.training
+    request = execution.request
     completed(execution)
-    for k in range(case.step.steps):
+    for k in range(request.training.step.steps):
         terms = _terms(execution, k)
         without = without_gradient(execution, k, terms, unused)
         for rank, got in recorded(execution, k, "grads"):
             cause = functools.partial(_of_gradient, execution, k, got)
-            _require_sum(case, got, terms, without, f"step {k}, rank {rank}", cause)
+            _require_sum(request, got, terms, without, f"step {k}, rank {rank}", cause)
 
 
 def assert_updates_follow(execution: Execution) -> None:
@@ -132,15 +133,16 @@ def local_losses(
     return models.loss_for(case)(model(micro.inputs), micro.targets), trained
 
 
-def sum_bound(case: TrainingCase) -> Fraction:
-    """Relative to sum |terms|: how far a rounded average of the W * K terms may be from the exact one.
+def sum_bound(case: TrainingCase, averages: bool = True) -> Fraction:
+    """Relative to sum |terms|: how far a rounded average of the W * K terms may be from the exact one, or their sum.
 
     Dividing by a power of two is exact, so then only the additions count. Averages may be averaged again with the next
     micro-batch's: then each of the K reductions adds W - 1 sums of equal numbers, and its averaging.
     """
     terms = case.world_size * case.step.micro_batches
     axes = 2 if case.mesh.dp_replicate > 1 else 1
-    averaging = 0 if case.world_size & (case.world_size - 1) == 0 else axes * _AVERAGING * case.step.reductions
+    exact = not averages or case.world_size & (case.world_size - 1) == 0
+    averaging = 0 if exact else axes * _AVERAGING * case.step.reductions
     return gamma(terms - 1 + averaging, UNIT_ROUNDOFF[case.arithmetic.dtype])
 
 
@@ -176,8 +178,16 @@ def _terms(execution: Execution, k: int) -> list[Named]:
 
 def _of_gradient(execution: Execution, k: int, got: Mapping[str, Tensor]) -> Causes | None:
     """Causes of a gradient that is not the average of the ranks' own."""
-    terms = [_of_rank(execution, result, k) for result in execution.ranks]
+    terms = [_to_average(execution, _of_rank(execution, result, k)) for result in execution.ranks]
     return diagnosis.of_terms(execution.request.training, got, terms, _reweighed(execution, k))
+
+
+def _to_average(execution: Execution, terms: list[Named]) -> list[Named]:
+    """Of who only adds terms up, what would be averaged: W times each. To find causes by, not to judge."""
+    if execution.request.averages:
+        return terms
+    world = execution.request.training.world_size
+    return [{name: value.double() * world for name, value in term.items()} for term in terms]
 
 
 def _reweighed(execution: Execution, k: int) -> Iterator[tuple[Cause, Named]]:
@@ -185,7 +195,8 @@ def _reweighed(execution: Execution, k: int) -> Iterator[tuple[Cause, Named]]:
     world = execution.request.training.world_size
     for which, place in (("first", 0), ("last", -1)):
         for said, times in (("left out", 0.0), ("counted twice", 2.0)):
-            mine = [term for result in execution.ranks for term in _of_rank(execution, result, k, {place: times})]
+            ranks = [_of_rank(execution, result, k, {place: times}) for result in execution.ranks]
+            mine = [term for own in ranks for term in _to_average(execution, own)]
             sums = {name: torch.stack([term[name].double() for term in mine]).sum(0) / world for name in mine[0]}
             yield Cause(f"{which} {said}", f"the {which} sample of each micro-batch is {said}"), sums
 
@@ -197,7 +208,8 @@ def _of_rank(execution: Execution, result: RankResult, k: int, times: Mapping[in
     """
     case, record = execution.request.training, result.steps[k]
     before = parameters_before(result, k, case)
-    batch = batches.batch(case, k, result.rank, execution.request.instrument)
+    request = execution.request
+    batch = batches.batch(case, k, result.rank, request.instrument, averages=request.averages)
     factors = _factors(record, batch.size, case, f"step {k}, rank {result.rank}")
     found, start = [], 0
     for micro in batch.micro_batches:
@@ -256,21 +268,23 @@ def _reached(execution: Execution, k: int) -> set[str]:
 
 
 def _require_sum(
-    case: TrainingCase,
+    request: RunRequest,
     got: Mapping[str, Tensor],
     terms: Sequence[Named],
     without: set[str],
     where: str,
     cause: Diagnose,
 ) -> None:
-    what = "the gradient is not the average of the ranks' own gradients"
+    case, averages = request.training, request.averages
+    divisor = case.world_size if averages else 1
+    what = f"the gradient is not the {'average' if averages else 'sum'} of the ranks' own gradients"
     names = [name for name in terms[0] if name not in without]
-    wanted = {name: _rounded_average([term[name] for term in terms], case.world_size) for name in names}
+    wanted = {name: _rounded_average([term[name] for term in terms], divisor) for name in names}
     require_same_form(what, got, wanted, where)
-    bound = sum_bound(case)
+    bound = sum_bound(case, averages)
     wrong = {}
     for name, value in wanted.items():
-        mask = _beyond(got[name], value, [term[name] for term in terms], case.world_size, bound, underflow_bound(case))
+        mask = _beyond(got[name], value, [term[name] for term in terms], divisor, bound, underflow_bound(case))
         if bool(mask.any()):
             wrong[name] = mask
     require_none(what, got, wanted, wrong, where, cause)

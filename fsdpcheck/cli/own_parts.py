@@ -82,7 +82,10 @@ def add(parser: argparse.ArgumentParser) -> None:
         "--reduce-dtype", default="", metavar="DTYPE", help="what gradients are reduced in: float32 (default: any)"
     )
     parts.add_argument(
-        "--averaging", default="", metavar="WHEN", help="divides by ranks before or after it sums (default: after)"
+        "--averaging",
+        default="",
+        metavar="WHEN",
+        help="divides by ranks before or after it sums, or none: it only sums (default: after)",
     )
 
 

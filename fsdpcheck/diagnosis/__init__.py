@@ -31,6 +31,7 @@ from fsdpcheck.diagnosis import (
     stale_state,
 )
 from fsdpcheck.diagnosis.cause_fit import (
+    ADDED_UP,
     by_ratio,
     chunks,
     differs,
@@ -219,7 +220,7 @@ def _of_ranks(case: TrainingCase, terms: Sequence[Sequence[Named]]) -> Iterator[
     world, names = case.world_size, list(terms[0][0])
     local = [{name: torch.stack([t[name].double() for t in mine]).sum(0) for name in names} for mine in terms]
     total = {name: torch.stack([own[name] for own in local]).sum(0) / world for name in names}
-    for cause, ratio in by_ratio(case, 0, "ratio", "the gradient is exactly {} times the right one"):
+    for cause, ratio in by_ratio(case, 0, "ratio", "the gradient is exactly {} times the right one", ADDED_UP):
         yield cause, {n: value * ratio for n, value in total.items()}
     if world == 1:
         return

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from types import MappingProxyType
+from typing import Final
 
 from torch import Tensor
 
@@ -56,10 +58,23 @@ def ratios(case: TrainingCase, step: int) -> Iterator[tuple[str, float]]:
     yield from ((name, value) for name, value in named if value != 1)
 
 
-def by_ratio(case: TrainingCase, step: int, key: str, text: str) -> Iterator[tuple[Cause, float]]:
-    """(cause, ratio); ``text`` with {} for its name and value. With one replica, what is said of W holds for S."""
+ADDED_UP: Final = {
+    "W": "added up over the ranks and not averaged; if that is meant, declare ArithmeticRule(averaging='none'), of"
+    " functions of your own by --averaging none"
+}  # fmt: skip
+"""What may be behind a gradient that is off by a ratio of this name."""
+
+
+def by_ratio(
+    case: TrainingCase, step: int, key: str, text: str, behind: Mapping[str, str] = MappingProxyType({})
+) -> Iterator[tuple[Cause, float]]:
+    """(cause, ratio); ``text`` with {} for its name and value, and what may be ``behind`` that name.
+
+    With one replica, what is said of W holds for S.
+    """
     for name, ratio in ratios(case, step):
-        cause = Cause(f"{key} {name}", text.format(f"{name} = {ratio:.6g}"))
+        said = f": {behind[name]}" if name in behind else ""
+        cause = Cause(f"{key} {name}", text.format(f"{name} = {ratio:.6g}") + said)
         yield cause, ratio
         if "W" in name and case.mesh.dp_replicate == 1:
             yield cause._replace(key=cause.key.replace("W", "S")), ratio

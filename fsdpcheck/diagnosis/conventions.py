@@ -63,7 +63,7 @@ def _few(names: Sequence[str]) -> str:
 def _averages(answer: Answer, step: int) -> Iterator[tuple[str, Named]]:
     """(in words, released gradient) of averages that round otherwise than one division of the sum."""
     case = answer.case
-    if answer.arithmetic.averaging == "before" or case.world_size & (case.world_size - 1) == 0:
+    if answer.arithmetic.averaging != "after" or case.world_size & (case.world_size - 1) == 0:
         return
     if case.mesh.dp_replicate > 1 or case.step.max_grad_norm is not None:
         return

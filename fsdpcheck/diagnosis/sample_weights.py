@@ -13,7 +13,7 @@ from torch import Tensor
 
 from fsdpcheck.case import TrainingCase
 from fsdpcheck.diagnosis import clip_factors, joint_clipping
-from fsdpcheck.diagnosis.cause_fit import by_ratio, chunks, rows, whole_numbers
+from fsdpcheck.diagnosis.cause_fit import ADDED_UP, by_ratio, chunks, rows, whole_numbers
 from fsdpcheck.diagnosis.contributions import of_each, pick
 from fsdpcheck.findings.cause import Cause
 from fsdpcheck.findings.roots import OF_NORMS
@@ -29,7 +29,7 @@ def candidates(answer: Answer, step: int) -> Iterator[tuple[Cause, Tensor]]:
     counts = torch.tensor(wanted.multiplicity, dtype=torch.float64)
     plain = counts / case.step.normaliser
     right = wanted.factors.double() * plain
-    for cause, ratio in by_ratio(case, step, "ratio", "the gradient is exactly {} times the right one"):
+    for cause, ratio in by_ratio(case, step, "ratio", "the gradient is exactly {} times the right one", ADDED_UP):
         yield cause, right * ratio
     for key, whole in whole_numbers(case.step.normaliser):
         text = f"the normaliser is taken for a whole number: {whole} in place of N = {case.step.normaliser}"

@@ -57,6 +57,8 @@ class RunRequest:
     """(global number of a sample, what all of its targets are instead: NaN or an infinity)."""
     loss_times: float = 1.0
     """What every per-sample loss is multiplied by, besides the case's own scale."""
+    averages: bool = True
+    """Whether gradients are averaged over the ranks, or only added up (ArithmeticRule.averaging)."""
     late: bool = False
     """Nothing is shown before the last step has been taken: not the initial parameters, nor those of other steps."""
     memory: str = "poison"

@@ -262,7 +262,8 @@ class _Local:
         self._known = case.model.own is None and not case.step.private and case.arithmetic.compute == "dtype"
         place = {sample: row for row, sample in enumerate(step.samples)}
         self._rows = [[place[sample] for sample in chunk] for chunk in batches.indices(case, number)[rank]]
-        self._scale, self._gradients = case.shares / case.step.normaliser, step.gradients
+        self._scale = batches.share(case, answer.arithmetic.averaging != "none")
+        self._gradients = step.gradients
         given: dict[str, list[Tensor]] = {}
         for one in noted if self._known else ():
             if one.kind == "local gradient" and one.name in self._gradients:

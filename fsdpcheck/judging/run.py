@@ -147,6 +147,7 @@ class Run:
             load_from=load_from,
             spoiled=spoiled,
             loss_times=loss_times,
+            averages=self.features.arithmetic.averaging != "none",
             using=using,
             late=late,
             memory=self.memory,

@@ -32,6 +32,10 @@ _NEXT_OF_GPU: Final = (
     "let the functions ask where they are: mesh.device_type, or the device of model.parameters(); kernels of a GPU are"
     " judged on one alone"
 )
+_NEXT_OF_PREMULTIPLIED: Final = (
+    "where gradients are divided by another number than that of ranks (set_gradient_divide_factor), ask each FSDPModule"
+    " for a sum: module.set_force_sum_reduction_for_comms(True)"
+)
 
 
 def require_fit(features: Features, execution: Execution, again: Callable[[RunRequest], Execution]) -> None:
@@ -58,6 +62,8 @@ def _lacks(failure: Failure, told: list[str]) -> Iterator[tuple[str, str, str]]:
     """(got, wanted, next) of what is not here, if that is what all ranks that raised tell."""
     if not told:
         return
+    if all("PREMUL_SUM" in one for one in told):
+        yield told[0], "reductions that gloo has", _NEXT_OF_PREMULTIPLIED
     if all(map(_GPU.search, told)):
         yield told[0], "functions that run on a CPU, where simulated ranks are", _NEXT_OF_GPU
     if all(one.startswith(_IMPORTS) for one in told):

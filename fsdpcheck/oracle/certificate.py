@@ -21,6 +21,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from fractions import Fraction
 from typing import Final
 
 import torch
@@ -34,7 +35,7 @@ from fsdpcheck.exact.grid import EMPTY, bits, grid_exponent, premultiplies_exact
 from fsdpcheck.exact.operators import Bound
 from fsdpcheck.exact.surrogates import spelled_out
 from fsdpcheck.oracle import Answer, Named, StepAnswer, batched_step, low_precision
-from fsdpcheck.workload import clip_groups, models, numerics
+from fsdpcheck.workload import batches, clip_groups, models, numerics
 from fsdpcheck.workload.user_model import single_device
 
 _UNBOUNDED = Precision(EMPTY, EMPTY, EMPTY)
@@ -153,6 +154,9 @@ def _averages(case: TrainingCase, rule: ArithmeticRule, budget: Budget) -> None:
     Where each rank divides before the sum, and gradients are reduced after every micro-batch, the last of K reductions
     divides what the first divided already: so losses must be multiples of W**K.
     """
+    if rule.averaging == "none":
+        _adds_up(case, budget)
+        return
     mesh, before = case.mesh, rule.averaging == "before"
     factors, wanted = case.arithmetic.world_factors, case.step.reductions
     if before and mesh.data_ranks > 1 and factors < wanted:
@@ -163,6 +167,15 @@ def _averages(case: TrainingCase, rule: ArithmeticRule, budget: Budget) -> None:
             if not premultiplies_exactly(size, budget.had):
                 said = f"{budget.where}, averaging: multiples of {size} times the rounded 1/{size} round again"
                 raise (NotOnRanks if before else NotExact)(said)  # an implementation that averages before has no choice
+
+
+def _adds_up(case: TrainingCase, budget: Budget) -> None:
+    """1/N is rounded where W divides N; times the losses' own scale, a multiple of W, it must be exact all the same."""
+    dtype, scale = models.DTYPES[case.arithmetic.dtype], models.loss_scale(case)
+    given = torch.tensor(batches.share(case, averages=False), dtype=dtype) * scale
+    wanted = Fraction(scale) * Fraction(case.shares) / Fraction(case.step.normaliser) / case.mesh.data_ranks
+    if Fraction(float(given)) != wanted:
+        raise NotOnRanks(f"{budget.where}, sums that are not averaged: {scale} times the rounded 1/N is not exact")
 
 
 def _certified(

@@ -71,7 +71,7 @@ def _train(
     made = Optimizers(case, watch)
     setup = _setup(request, rank, device, watch, made)
     if case.step.rebuilds:
-        _rehearse(case, adapter, setup, _on(device, batches.batch(case, 0, rank, request.instrument)))
+        _rehearse(case, adapter, setup, _on(device, _batch(request, 0, rank)))
     trainer = _built(request, adapter, setup, made, watch, models.build(case))
     result.initial = {} if request.late else showing.named(trainer.parameters(), "parameters")
     watch.moment("after_init", trainer)
@@ -81,7 +81,7 @@ def _train(
             trainer = _built(request, adapter, setup, made, watch, _without_values(models.build(case)))
             cast(Observed, trainer).load(f"{request.load_from}/{step - 1}")
             loaded = showing.named(trainer.parameters(), "parameters")
-        batch = nonfinite_samples.batch_of(batches.batch(case, step, rank, request.instrument), request)
+        batch = nonfinite_samples.batch_of(_batch(request, step, rank), request)
         outputs = _evaluated(case.step.evaluates, trainer, showing, _on(device, batch))
         if step == 1 and case.step.thaws:
             cast(Observed, trainer).thaw()
@@ -216,6 +216,10 @@ def _watch_placement(model: nn.Module, placement: dict[str, int]) -> None:
 def _note_placement(placement: dict[str, int], path: str, names: list[str], module: nn.Module, _: object) -> None:
     for name in names:
         placement[f"{path}.{name}"] = getattr(module, name).data_ptr() % CACHE_LINE
+
+
+def _batch(request: RunRequest, step: int, rank: int) -> Batch:
+    return batches.batch(request.training, step, rank, request.instrument, averages=request.averages)
 
 
 def _on(device: torch.device, batch: Batch) -> Batch:

@@ -36,8 +36,8 @@ def _undivided(case: TrainingCase, features: Features) -> TrainingCase:
     step, arithmetic = case.step, case.arithmetic
     rounds_once = step.reductions == 1 and case.mesh.dp_replicate == 1 and arithmetic.averaging == "divide"
     stays = step.steps == 1 or arithmetic.project  # otherwise the second step starts off the grid
-    before = features.arithmetic.averaging == "before"
-    if before or is_power_of_two(case.mesh.data_ranks) or not (rounds_once and stays):
+    otherwise = features.arithmetic.averaging != "after"
+    if otherwise or is_power_of_two(case.mesh.data_ranks) or not (rounds_once and stays):
         return case
     if case.layout.kind != "replicated" and is_power_of_two(step.normaliser):
         step = replace(step, normaliser=whole_or_float(Fraction(step.normaliser) * case.mesh.data_ranks))

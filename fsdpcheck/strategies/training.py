@@ -296,7 +296,7 @@ def _worlds(features: Features, world_sizes: Sequence[int], precision: int | Non
     """
     limit = features.max_world_size or max(world_sizes)
     sizes = [size for size in world_sizes if size <= limit]
-    exact = [size for size in sizes if features.arithmetic.averaging == "after" or _averages(size, precision or 53)]
+    exact = [size for size in sizes if features.arithmetic.averaging != "before" or _averages(size, precision or 53)]
     return exact or sizes
 
 

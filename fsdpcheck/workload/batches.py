@@ -9,6 +9,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections import Counter
+from fractions import Fraction
 
 import torch
 from torch import Tensor
@@ -72,14 +73,27 @@ def targets(case: TrainingCase) -> Tensor:
     return models.drawn(case, "targets", shape, case.arithmetic.inputs + 1)
 
 
+def share(case: TrainingCase, averages: bool) -> float:
+    """``Batch.loss_scale``: the number of shares of the batch over N, W/N, or 1/N when it is replicated.
+
+    Where gradients are not averaged but only added up, that over the ranks that would be averaged over.
+    """
+    found = Fraction(case.shares) / Fraction(case.step.normaliser)
+    return float(found if averages else found / case.mesh.data_ranks)
+
+
 def batch(
-    case: TrainingCase, step: int, rank: int, instrument: Tensor | None = None, device: torch.device | None = None
+    case: TrainingCase,
+    step: int,
+    rank: int,
+    instrument: Tensor | None = None,
+    device: torch.device | None = None,
+    averages: bool = True,
 ) -> Batch:
     """What one rank is given at one step, on ``device`` (CPU if None).
 
     ``instrument`` [steps, D, G * R] are the targets of the instruments of G clipping groups, zeros if None. Packed
-    targets are [b, F + G * R];
-    ``loss_scale`` is the number of shares of the batch over N: W/N, or 1/N when it is replicated.
+    targets are [b, F + G * R]. ``averages``: see ``share``.
     """
     all_inputs, body_DF = inputs(case), targets(case)
     if instrument is None:
@@ -91,7 +105,7 @@ def batch(
         MicroBatch(all_inputs[list(chunk)].to(device), packed_DP[list(chunk)].to(device), chunk)
         for chunk in indices(case, step)[rank][: case.step.micro_batches - case.has_fewer(rank)]
     )
-    return Batch(micro_batches, case.shares / case.step.normaliser)
+    return Batch(micro_batches, share(case, averages))
 
 
 def _user_values(case: TrainingCase, stream: str, given: Tensor, bound: int) -> Tensor:

@@ -38,6 +38,9 @@ def _judged(engine: SimulatedEngine, law: str, parts: str, worlds: tuple[int, ..
         ("training.plain", "parallelize"),
         ("training.plain", "in_place"),
         ("training.gradients", "ddp,averaging=before"),
+        ("training.gradients", "summing,averaging=none"),
+        ("rounding.gradients", "summing,averaging=none"),
+        ("global-norm.update", "summing,averaging=none,clip=clip"),
         ("training.plain", "on_two_axes,axes=dp_shard+tp"),
         ("training.plain", "parallelize,step=step"),
         ("training.plain", "parallelize,step=syncs_once"),
@@ -47,7 +50,7 @@ def _judged(engine: SimulatedEngine, law: str, parts: str, worlds: tuple[int, ..
     ],
 )
 def test_right_functions_hold(law: str, parts: str, engine: SimulatedEngine) -> None:
-    verdict = _judged(engine, law, parts)
+    verdict = _judged(engine, law, parts, (2, 3) if "averaging=none" in parts else (2, 4))
     assert (verdict.status, verdict.reason) == ("holds", "")
 
 
@@ -55,6 +58,12 @@ def test_right_functions_hold(law: str, parts: str, engine: SimulatedEngine) -> 
     ("law", "parts", "said"),
     [
         ("training.gradients", "bias_left_out", "model.0.bias"),
+        (
+            "training.gradients",
+            "summing",
+            "exactly W = 2 times the right one: added up over the ranks and not averaged",
+        ),
+        ("training.gradients", "parallelize,averaging=none", "exactly 1/W = 0.5 times the right one"),
         ("training.gradients", "parallelize,step=last_only", "micro-batch"),
         ("global-norm.returned", "parallelize,clip=clip_own_shard", "the global gradient norm is wrong"),
         ("shards.cover", "ddp,averaging=before,keeps=shards", "every rank holds whole parameters"),
@@ -90,7 +99,7 @@ def test_a_function_that_breaks_its_protocol_is_told(law: str, parts: str, said:
         ("parallelize,step", "got     step"),
         ("parallelize,step=no_such", "no_such"),
         ("parallelize,axes=dp_shards+tp", "Did you mean 'dp_shard'?"),
-        ("parallelize,averaging=never", "wanted  after, before"),
+        ("parallelize,averaging=never", "wanted  after, before, none"),
         ("parallelize,keeps=shard", "Did you mean 'shards'?"),
         ("on_two_axes,axes=dp_shard+tp,keeps=shards", "got     a mesh with tp"),
         ("parallelize,clip=OWN_NUMBER", "OWN_NUMBER"),

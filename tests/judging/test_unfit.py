@@ -34,6 +34,7 @@ def _judged(engine: SimulatedEngine, parts: str) -> Verdict:
     ("parts", "said"),
     [
         ("only_float32", "say so: --param-dtype float32"),
+        ("divided_by_one,averaging=none,param-dtype=float32", "set_force_sum_reduction_for_comms(True)"),
         ("on_cuda", "functions that run on a CPU"),
         ("without_package", "No module named 'no_such_package_of_kernels'"),
         ("package_on_rank_0", "No module named 'no_such_package_of_kernels'"),

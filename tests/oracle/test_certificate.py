@@ -13,9 +13,9 @@ import torch
 from torch import Tensor, nn
 
 from fsdpcheck import oracle, strategies
-from fsdpcheck.adapters.contract import FactorRule, Features, Promise
-from fsdpcheck.case import Arithmetic, BatchLayout, LayerSpec, MeshSpec, ModelSpec, TrainingCase, Trait
-from fsdpcheck.errors import NotExact
+from fsdpcheck.adapters.contract import ArithmeticRule, FactorRule, Features, Promise
+from fsdpcheck.case import Arithmetic, BatchLayout, LayerSpec, MeshSpec, ModelSpec, StepSpec, TrainingCase, Trait
+from fsdpcheck.errors import NotExact, NotOnRanks
 from fsdpcheck.exact.certifier import FLOAT64
 from fsdpcheck.exact.four_squares import four_squares, slack_targets
 from fsdpcheck.exact.grid import EMPTY, bits, exact_square_sum, grid_exponent, premultiplies_exactly
@@ -287,6 +287,20 @@ def test_averages_that_would_round_again_are_not_exact() -> None:
     rounds = replace(case, arithmetic=Arithmetic("float32", averaging="premultiply"))
     with pytest.raises(NotExact, match="averaging: multiples of 7 times the rounded 1/7 round again"):
         certificate.prove(rounds, oracle.answer(rounds))
+
+
+def test_sums_that_are_not_averaged_need_a_share_of_the_batch_that_losses_make_exact() -> None:
+    """1/49 rounds so that 49 of it are not 1, which is the first such number in float64."""
+    for ranks in (7, 41, 49):
+        layout, step = BatchLayout("contiguous", ranks), StepSpec(normaliser=ranks)
+        case = TrainingCase(ModelSpec((LayerSpec(1),)), MeshSpec(ranks), layout, step)
+        assert 7 * batches.share(case, averages=False) == pytest.approx(7 / ranks)
+        answer = oracle.answer(case, conventions=ArithmeticRule("none"))
+        if ranks < 49:
+            certificate.prove(case, answer)
+        else:
+            with pytest.raises(NotOnRanks, match=r"49.0 times the rounded 1/N is not exact"):
+                certificate.prove(case, answer)
 
 
 def test_gradients_of_what_is_thawed_are_proved_from_the_step_on_in_which_it_is_trained() -> None:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable
 import torch
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.fsdp import fully_shard
+from torch.distributed.fsdp import FSDPModule, fully_shard
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 from torch.nn.parallel import DistributedDataParallel
 
@@ -39,6 +39,16 @@ def in_one(model: nn.Sequential, mesh: DeviceMesh) -> nn.Module:
 
 def in_place(model: nn.Sequential, mesh: DeviceMesh) -> None:
     parallelize(model, mesh)
+
+
+def summing(model: nn.Sequential, mesh: DeviceMesh) -> nn.Module:
+    """As where a loss is divided by the tokens of all ranks: gradients are added up, and nothing is divided."""
+    parallelize(model, mesh)
+    for module in model.modules():
+        if isinstance(module, FSDPModule):
+            module.set_gradient_divide_factor(1.0)
+            module.set_force_sum_reduction_for_comms(True)
+    return model
 
 
 def ddp(model: nn.Sequential, mesh: DeviceMesh) -> nn.Module:

@@ -9,7 +9,13 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.fsdp import FullyShardedDataParallel, MixedPrecision, MixedPrecisionPolicy, fully_shard
+from torch.distributed.fsdp import (
+    FSDPModule,
+    FullyShardedDataParallel,
+    MixedPrecision,
+    MixedPrecisionPolicy,
+    fully_shard,
+)
 from torch.nn.parallel import DistributedDataParallel
 
 BF16 = torch.bfloat16
@@ -24,6 +30,15 @@ def _sharded(model: nn.Sequential, mesh: DeviceMesh, policy: MixedPrecisionPolic
 
 def full(model: nn.Sequential, mesh: DeviceMesh) -> nn.Module:
     return _sharded(model, mesh, MixedPrecisionPolicy())
+
+
+def divided_by_one(model: nn.Sequential, mesh: DeviceMesh) -> nn.Module:
+    """A factor that torch hands to NCCL in float32, and gloo does not have."""
+    full(model, mesh)
+    for module in model.modules():
+        if isinstance(module, FSDPModule):
+            module.set_gradient_divide_factor(1.0)
+    return model
 
 
 def mixed(model: nn.Sequential, mesh: DeviceMesh) -> nn.Module:

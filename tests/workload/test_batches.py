@@ -74,6 +74,15 @@ def test_ranks_that_share_out_one_model_have_as_many_micro_batches_as_each_other
     assert [case.has_fewer(rank) for rank in range(4)] == [False, False, True, True]
 
 
+def test_a_share_is_what_the_average_over_ranks_makes_right_or_else_their_sum() -> None:
+    step = StepSpec(normaliser=8)
+    own = TrainingCase(MODEL, MeshSpec(2, axes=(("tp", 2),)), BatchLayout("contiguous", 4), step)
+    alike = TrainingCase(MODEL, MeshSpec(4), BatchLayout("replicated", 4), step)
+    assert [batches.share(own, averages) for averages in (True, False)] == [2 / 8, 1 / 8]
+    assert [batches.share(alike, averages) for averages in (True, False)] == [1 / 8, 1 / 32]
+    assert batches.batch(own, 0, 0, averages=False).loss_scale == 1 / 8
+
+
 def test_contiguous_is_blocks_and_strided_is_every_wth() -> None:
     assert batches.indices(case_of(BatchLayout("contiguous", 5), 2), 0) == (((0, 1, 2),), ((3, 4),))
     assert batches.indices(case_of(BatchLayout("strided", 5), 2), 0) == (((0, 2, 4),), ((1, 3),))
