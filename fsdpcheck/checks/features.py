@@ -95,7 +95,7 @@ def backward_reads_units(case: TrainingCase, answer: Answer) -> bool:
     step = next((step for step in answer.steps if step.samples), None)
     if step is None:
         return False
-    model, read = models.build(case).double(), []
+    model, read = models.wide(case), []
 
     def unpack(kept: Tensor) -> Tensor:
         read.append(kept)

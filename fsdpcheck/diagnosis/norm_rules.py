@@ -77,7 +77,7 @@ def _chosen(names: list[str], kind: Mapping[str, str]) -> Iterator[list[str]]:
 
 def _layers(case: TrainingCase, answer: Answer, step: int) -> list[_Seen]:
     """Every layer of the body with its activations and backprops, float64."""
-    wanted, model = answer.steps[step], models.build(case).double()
+    wanted, model = answer.steps[step], models.wide(case)
     trains = {name: frozenset(n for n, p in m.named_parameters(recurse=False) if p.requires_grad)
               for name, m in model.named_modules()}  # fmt: skip
     with torch.no_grad():

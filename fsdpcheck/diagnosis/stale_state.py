@@ -83,7 +83,7 @@ def _mixtures(case: TrainingCase, now: Named, old: Named, trained: Sequence[str]
 def at(answer: Answer, step: int, parameters: Named) -> Named:
     """The released gradient, float64, that other parameters would give: one sample at a time, clipped if it has to."""
     case, wanted = answer.case, answer.steps[step]
-    model = models.build(case).double()
+    model = models.wide(case)
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             parameter.copy_(parameters[name])

@@ -19,7 +19,7 @@ from fsdpcheck.errors import NotExact
 from fsdpcheck.exact import off_grid, surrogate_rules
 from fsdpcheck.exact.grid import bits, grid_exponent
 from fsdpcheck.exact.off_grid import OffGrid
-from fsdpcheck.exact.operators import LOGICAL, MOVES, RULES, Bound, Inexact, Operand
+from fsdpcheck.exact.operators import COMPLEX, LOGICAL, MOVES, RULES, Bound, Inexact, Operand
 
 _ = surrogate_rules  # registers its rules
 
@@ -96,6 +96,8 @@ class Certifier(TorchDispatchMode):  # type: ignore[no-untyped-call]
             rule = None  # integers: positions, masks
         if any(_narrow(value) for value in _flat(args)):
             self._refuse(func, "computes in fewer bits than float64; next: the tier of real numbers")
+        if name not in COMPLEX and any(map(_complex, [*_flat(args), *_flat(kwargs.values())])):
+            self._refuse(func, "computes in complex numbers; next: the tier of real numbers")
         if self.roundable and name not in off_grid.AWARE and (off := self._off.found([*args, *kwargs.values()])):
             return self._leaves_the_grid(func, name, args, kwargs, off[1])
         if rule is not None:
@@ -200,8 +202,8 @@ class Certifier(TorchDispatchMode):  # type: ignore[no-untyped-call]
         traced = _mapped(self._traced, moved)
         exponents = [value.exponent for value in _flat(traced) if isinstance(value, Operand)]
         plain = _mapped(lambda value: value.magnitude if isinstance(value, Operand) else value, traced)
-        terms = func(*plain, *args[len(moved) :], **kwargs).abs()
-        self._remember(result, Bound(terms, min(exponents)))
+        terms = func(*plain, *args[len(moved) :], **kwargs)
+        self._remember(result, Bound(terms if _complex(terms) else terms.abs(), min(exponents)))
 
     def _remember(self, tensor: Tensor, bound: Bound) -> None:
         """By identity, so the tensor is kept alive."""
@@ -232,6 +234,10 @@ def _flat(values: Iterable[Any]) -> Iterator[Any]:
 def _narrow(value: Any) -> bool:
     """Whether a tensor's dtype rounds where float64 does not: bounds in float64 would promise too much of it."""
     return isinstance(value, Tensor) and value.is_floating_point() and value.dtype != torch.float64
+
+
+def _complex(value: Any) -> bool:
+    return isinstance(value, Tensor) and value.is_complex()
 
 
 def _made_of_integers(func: Any, args: Any, kwargs: Any, result: Any) -> bool:

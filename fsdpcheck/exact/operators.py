@@ -76,11 +76,18 @@ MOVES: Final[frozenset[Function]] = frozenset(
         "max_pool2d_with_indices": "default", "copy_": "default", "fill_": "Scalar", "zero_": "default",
         "floor": "default", "ceil": "default", "round": "default", "remainder": "Scalar", "squeeze_": "dim",
         "as_strided": "default", "expand_as": "default", "diagonal": "default", "repeat": "default", "sort": "stable",
-        "max": "dim", "min": "dim",
+        "max": "dim", "min": "dim", "view_as_complex": "default", "view_as_real": "default",
     }.items()
     for overload in overloads.split()
     if hasattr(getattr(_aten, name), overload)
 )  # fmt: skip
+
+COMPLEX: Final[frozenset[str]] = frozenset({
+    "view_as_complex", "view_as_real", "view", "slice", "select", "unsqueeze", "squeeze", "expand", "index",
+    "index_select", "transpose", "permute", "detach", "alias", "clone", "_to_copy", "lift_fresh", "slice_backward",
+    "select_backward",
+})  # fmt: skip
+"""Names of the moves that complex numbers may take part in: what computes is in real numbers."""
 
 LOGICAL: Final[frozenset[str]] = frozenset(
     {

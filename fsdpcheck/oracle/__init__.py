@@ -164,7 +164,7 @@ class _SingleDevice:
         self.case, self.rule, self.conventions, self.forced = case, rule, conventions, forced
         self.dtype = models.DTYPES[case.arithmetic.dtype]
         self.parameters = {name: nn.Parameter(value) for name, value in models.initial_parameters(case).items()}
-        self.model = models.build(case).double()
+        self.model = models.wide(case)
         self.trained = self._trained()
         self.instruments = clip_groups.instruments(case)
         self.loss = models.loss_for(case)

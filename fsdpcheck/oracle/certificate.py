@@ -79,7 +79,7 @@ def prove(case: TrainingCase, answer: Answer) -> dict[str, int]:
     """
     budget = Budget(_precision(case))
     _averages(case, answer.arithmetic, budget)
-    model = models.build(case).double()
+    model = models.wide(case)
     scalar = batched_step.loss_scalar(case)
     budget.spend("loss scale", torch.tensor(scalar), grid_exponent(torch.tensor(scalar)))
     with numerics.of(case):
@@ -288,7 +288,7 @@ def absolute_gradients(case: TrainingCase, step: StepAnswer) -> dict[str, Tensor
     The backward pass of absolute values: what rounding errors committed anywhere in a weighted backward pass are
     relative to. Frozen parameters are passed through but not listed.
     """
-    model = models.build(case).double()
+    model = models.wide(case)
     batched_step.load(model, step)
     loss, trained = batched_step.loss(case), batched_step.trained(model)
     found: dict[str, list[Tensor]] = {name: [] for name in trained}

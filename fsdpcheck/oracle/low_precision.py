@@ -46,7 +46,7 @@ def prove(case: TrainingCase, answer: Answer, used: dict[str, int]) -> None:
     compute = case.arithmetic.compute
     if unfit := sorted(case.requires() & NOT_IN_LOW_PRECISION):
         raise NotExact(f"case, {compute}: {', '.join(unfit)} on no grid of few bits")
-    model, scalar = models.build(case).double(), batched_step.loss_scalar(case)
+    model, scalar = models.wide(case), batched_step.loss_scalar(case)
     for k, step in enumerate(answer.steps):
         batched_step.load(model, step)
         weighs = scalar if batched_step.reduces_exactly(answer, step) else None

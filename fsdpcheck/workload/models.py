@@ -19,8 +19,8 @@ from fsdpcheck.case.shapes import Shape, Stage, StageKind, body_output, stages
 from fsdpcheck.workload import clip_groups, layers
 from fsdpcheck.workload.clip_groups import INSTRUMENT
 from fsdpcheck.workload.losses import OwnLoss, PerSampleLoss
+from fsdpcheck.workload.user_model import casting, spelled_out
 from fsdpcheck.workload.user_model import loading as user_model
-from fsdpcheck.workload.user_model import spelled_out
 from fsdpcheck.workload.user_model.dtype_widening import widened
 
 DTYPES = {"float64": torch.float64, "float32": torch.float32}
@@ -183,13 +183,20 @@ def _chain(used: dict[str, Used]) -> nn.Sequential:
     return Chain(used) if used else nn.Sequential()
 
 
+def wide(case: TrainingCase) -> CaseModel:
+    """The case's model in float64, as the single device has it."""
+    return casting.cast(build(case), torch.float64)
+
+
 def _build_user_model(case: TrainingCase, own: UserModelSpec, parameters: dict[str, Tensor]) -> CaseModel:
     instrument = _instrument(case, parameters[INSTRUMENT])
     dtype = DTYPES[case.arithmetic.dtype]
-    made = UserCaseModel(user_model.model(own.build).to(dtype), own, instrument, dtype)
+    made = UserCaseModel(casting.cast(user_model.model(own.build), dtype), own, instrument, dtype)
     for name, parameter in made.model.named_parameters():
         parameter.data = parameters[f"model.{name}"]
     surrogates = case.arithmetic.numbers == "grid" and "surrogates" in own.traits
+    if surrogates:
+        spelled_out.round_tables_(made.model)
     if surrogates or own.names:
         spelled_out.attach(made.model, own, surrogates)
     return made

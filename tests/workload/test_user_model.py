@@ -31,9 +31,10 @@ from fsdpcheck.oracle import batched_step, certificate, user_model_roundings
 from fsdpcheck.strategies import user_model as user_model_cases
 from fsdpcheck.workload import batches, models
 from fsdpcheck.workload.clip_groups import is_instrument
-from fsdpcheck.workload.user_model import inspection
+from fsdpcheck.workload.user_model import casting, inspection
 from fsdpcheck.workload.user_model import loading as user_model
 from tests.common.tables import each
+from tests.toys import own_models
 
 TOYS = str(Path(__file__).parents[1] / "toys" / "own_models.py")
 LAWS = str(Path(__file__).parents[1] / "toys" / "laws.py")
@@ -61,6 +62,36 @@ def test_units_and_traits_are_seen() -> None:
     assert _own("with_surrogate").traits == ("bias", "layer-norm", "root-parameters", "surrogates")
     assert "own-layers" in _own("own_layer").traits
     assert "surrogates" in _own(batch="classes").traits
+
+
+def test_complex_buffers_stay_complex_in_every_dtype() -> None:
+    for dtype, wanted in ((torch.float64, torch.complex128), (torch.float32, torch.complex64)):
+        model = casting.cast(own_models.turning(), dtype)
+        assert model.get_buffer("turns").dtype == wanted
+        assert bool(model.get_buffer("turns").imag.all())
+        assert {value.dtype for value in model.parameters()} == {dtype}
+        assert "turns" not in model.state_dict()
+
+
+@each("build", ["turning", "turning_by_angles", "turning_by_tables"])
+def test_turns_by_complex_numbers_and_by_tables_are_exact(build: str) -> None:
+    own = _own(build)
+    assert own.units == ("blocks.0", "blocks.1")
+    assert "surrogates" in own.traits
+    case = _case(own)
+    certificate.prove(case, oracle.answer(case))
+    turned, model = [], models.wide(case)
+    model.get_submodule("model.blocks.0").register_forward_pre_hook(lambda module, given: turned.append(given[0]))
+    given = batches.inputs(case)
+    model(given)
+    assert torch.equal(turned[0] * 2, (turned[0] * 2).round())
+    assert not torch.equal(turned[0][:, :3], given)
+
+
+def test_what_computes_in_complex_numbers_otherwise_is_refused() -> None:
+    case = _case(_own("turning_back"))
+    with pytest.raises(NotExact, match="computes in complex numbers"):
+        certificate.prove(case, oracle.answer(case))
 
 
 def test_the_example_is_seen_as_what_it_is() -> None:

@@ -6,6 +6,7 @@ alone (workload/user_model/spelled_out.py). No gradient goes back through a root
 there, as they are in the coarse normalisations. What is multiplied by an inverse root, or divided by a root, is rounded
 as a normalisation's output is, and its gradient is handed on as it is, so that a deep model stays exact. Shares of a
 total, such as a router's weights of experts over their sum, are rounded as a softmax's are; both get a gradient.
+Complex numbers are multiplied as pairs of real ones, and tables of cosines in buffers are rounded as cosines are.
 """
 
 from __future__ import annotations
@@ -79,6 +80,36 @@ def inverse(total: Tensor) -> Tensor:
     """[...]: a power of two near 1 / |total| with its sign, without a gradient; 0 where ``total`` is 0."""
     size = power_of_two(1 / torch.where(total == 0, 1.0, total.double().abs()), *INVERSES)
     return (size * total.sign()).to(total.dtype)
+
+
+def product_of_complex(x: Tensor, y: Tensor) -> Tensor:
+    """[...]: x * y, of which one is complex, or both, by products and sums of real numbers."""
+    if not (x.is_complex() and y.is_complex()):
+        pairs, factor = (x, y) if x.is_complex() else (y, x)
+        return torch.view_as_complex(torch.view_as_real(pairs.resolve_conj()) * factor.unsqueeze(-1))
+    (a, b), (c, d) = (torch.view_as_real(one.resolve_conj()).unbind(-1) for one in (x, y))
+    return torch.view_as_complex(torch.stack([a * c - b * d, a * d + b * c], -1))
+
+
+def polar(size: Tensor, angle: Tensor) -> Tensor:
+    """[...]: complex numbers of this size and angle, the latter in radians, by ``cosine`` and ``sine``."""
+    return torch.view_as_complex(torch.stack([size * cosine(angle), size * sine(angle)], -1))
+
+
+def is_table(buffer: Tensor) -> bool:
+    """Whether a buffer looks like cosines and sines, or turns: complex, or of several dims and within [-1, 1]; and is
+    on no grid yet."""
+    real = torch.view_as_real(buffer) if buffer.is_complex() else buffer
+    if not real.is_floating_point() or (buffer.dim() < 2 and not buffer.is_complex()) or not real.numel():
+        return False
+    steps = real.double() * 2**TURN_BITS
+    return bool((real.abs() <= 1).all() and (steps != steps.round()).any())
+
+
+def round_table_(buffer: Tensor) -> None:
+    """Each real number of ``buffer`` as a cosine is rounded."""
+    real = torch.view_as_real(buffer) if buffer.is_complex() else buffer
+    real.copy_(to_grid(real.double(), TURN_BITS, -1.0, 1.0))
 
 
 def top_k(x: Tensor, k: int, dim: int = -1, largest: bool = True, sorted: bool = True) -> tuple[Tensor, Tensor]:

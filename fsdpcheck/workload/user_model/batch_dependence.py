@@ -19,6 +19,7 @@ from torch import Tensor, nn
 
 from fsdpcheck.errors import UsageError
 from fsdpcheck.process_state.seeds import fixed_seeds
+from fsdpcheck.workload.user_model import casting
 from fsdpcheck.workload.user_model import loading as user_model
 
 WHOLE: Final = 9
@@ -81,7 +82,7 @@ def only_rounds(build: str, one: Tensor, two: Tensor) -> bool:
     """
     found = []
     for dtype in (torch.float32, torch.float64):
-        model = user_model.model(build).to(dtype)
+        model = casting.cast(user_model.model(build), dtype)
         try:
             found.append([model(part.to(dtype) if part.is_floating_point() else part)[:-1] for part in (one, two)])
         except Exception:
@@ -100,7 +101,7 @@ def _draw(model: nn.Module) -> None:
 
 
 def _given(model: nn.Module, loss: user_model.Loss, inputs: Tensor, targets: Tensor, dtype: torch.dtype) -> _Given:
-    model = model.to(dtype)
+    model = casting.cast(model, dtype)
     trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
     inputs, targets = (part.to(dtype) if part.is_floating_point() else part for part in (inputs, targets))
     outputs = model(inputs)

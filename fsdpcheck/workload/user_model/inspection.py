@@ -60,7 +60,7 @@ class Seen(NamedTuple):
     @property
     def notes(self) -> tuple[str, ...]:
         """For people: what was seen, and which cases are left out."""
-        units = ", ".join(self.own.units) if self.own.units else "none"
+        units = ", ".join(self.own.units) if self.own.units else "none (--units names some)"
         found = [f"model {self.own.build}: {len(self.own.rows)} parameter tensors; units beside the root: {units}"]
         if self.fails_on_none:
             found.append(f"cases with a rank without samples are left out, for the model raises: {self.fails_on_none}")
@@ -370,5 +370,11 @@ def _of_functions(model: nn.Module, inputs: Tensor, targets: Tensor, loss: str) 
     known = {name.partition(".")[0] for name in surrogates.KERNELS} | {"_fused_rms_norm", "_safe_softmax"}
     attention = any("dot_product" in name for name in seen.names)
     found: set[Trait] = {"attention"} if attention else set()
-    surrogate = attention or seen.names & known or called.names & surrogates.COMPOSITES.keys() or called.spelled_out
+    surrogate = (
+        attention
+        or spelled_out.tables(model)
+        or seen.names & known
+        or called.names & surrogates.COMPOSITES.keys()
+        or called.spelled_out
+    )
     return frozenset(found | private | ({"surrogates"} if surrogate else set()))

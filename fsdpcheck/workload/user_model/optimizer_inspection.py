@@ -14,8 +14,8 @@ from torch import Tensor, nn
 
 from fsdpcheck.errors import UsageError, excerpt, explain
 from fsdpcheck.process_state.seeds import fixed_seeds
+from fsdpcheck.workload.user_model import casting, own_optimizer
 from fsdpcheck.workload.user_model import loading as user_model
-from fsdpcheck.workload.user_model import own_optimizer
 
 _STEPS: Final = 2
 _WANTED: Final = "an update of each element by its own value and gradient: SGD, Adam, AdamW and the like"
@@ -50,7 +50,7 @@ def require_elementwise(ref: str, build: str) -> None:
 
 def _updated(ref: str, build: str, change: _Change, seed: int) -> dict[str, Tensor]:
     """Parameters after some steps on drawn gradients, by name, in float64."""
-    model, drawn = user_model.model(build).double(), _drawn(build, change)
+    model, drawn = casting.cast(user_model.model(build), torch.float64), _drawn(build, change)
     named, trained = dict(model.named_parameters()), _trained(model)
     with torch.no_grad():
         for name, value in named.items():

@@ -20,6 +20,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from fsdpcheck.case import Named
 from fsdpcheck.compat import frames_private
 from fsdpcheck.errors import UsageError
+from fsdpcheck.workload.user_model import casting
 from fsdpcheck.workload.user_model import loading as user_model
 from fsdpcheck.workload.user_model.loading import Loss
 
@@ -82,7 +83,7 @@ def stepped(build: str, loss: str, inputs: Tensor, targets: Tensor) -> Stepped:
 
 def steps(model: nn.Module, loss: Loss, inputs: Tensor, targets: Tensor, dtype: torch.dtype) -> Alone:
     """Forwards and backwards of SIZES samples of a ``model`` that is cast to ``dtype``, as its inputs are."""
-    found, model = Alone(), model.to(dtype)
+    found, model = Alone(), casting.cast(model, dtype)
     trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
     inputs, targets = (part.to(dtype) if part.is_floating_point() else part for part in (inputs, targets))
     for size in SIZES:

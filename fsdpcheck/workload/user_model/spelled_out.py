@@ -51,6 +51,17 @@ class SpelledOut(TorchFunctionMode):
         return func(*args, **(kwargs or {})) if given is None else given
 
 
+def tables(model: nn.Module) -> list[str]:
+    """Names of the model's buffers that look like tables of cosines (exact/surrogates/spelled_out.py)."""
+    return [name for name, buffer in model.named_buffers() if spelled_out.is_table(buffer)]
+
+
+def round_tables_(model: nn.Module) -> None:
+    """Round each of them."""
+    for name in tables(model):
+        spelled_out.round_table_(model.get_buffer(name))
+
+
 def in_place_of(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
     """What stands for this call of a function of torch; None where it is torch's own."""
     replaced = _REPLACED.get(func) or _MARKED.get(func)
@@ -145,7 +156,9 @@ def _power(x: Any, exponent: Any = None, **named: Any) -> Tensor | None:
 
 
 def _product(x: Any, y: Any, **named: Any) -> Tensor | None:
-    """A normalisation, where one is an inverse root."""
+    """A normalisation, where one is an inverse root; of complex numbers, where one is."""
+    if isinstance(x, Tensor) and isinstance(y, Tensor) and (x.is_complex() or y.is_complex()) and not named:
+        return spelled_out.product_of_complex(x, y)
     return _normalised(x, y, True, named) if hasattr(y, _SQUARES) else _normalised(y, x, True, named)
 
 
@@ -194,6 +207,10 @@ def _normalised(x: Any, root: Any, inverse: bool, named: dict[str, Any]) -> Tens
     return cast(Tensor, spelled_out.over_root(x, squares))
 
 
+def _polar(size: Any, angle: Any, out: Any = None) -> Tensor | None:
+    return None if out is not None else spelled_out.polar(size, angle)
+
+
 def _top_k(x: Any, *rest: Any, out: Any = None, **named: Any) -> Any:
     if out is not None or not isinstance(x, Tensor) or not x.is_floating_point():
         return None
@@ -201,7 +218,7 @@ def _top_k(x: Any, *rest: Any, out: Any = None, **named: Any) -> Any:
 
 
 _BY_NAME: Final[dict[str, Callable[..., Any]]] = {
-    "rsqrt": _of_one(_inverse_root), "sqrt": _of_one(_root), "pow": _power, "topk": _top_k,
+    "rsqrt": _of_one(_inverse_root), "sqrt": _of_one(_root), "pow": _power, "topk": _top_k, "polar": _polar,
     "cos": _of_one(spelled_out.cosine), "sin": _of_one(spelled_out.sine), "mul": _product, "div": _quotient,
     "__pow__": _power, "__mul__": _product, "__rmul__": _product, "__truediv__": _quotient, "div_": _quotient_in_place,
     "__itruediv__": _quotient_in_place,

@@ -12,11 +12,10 @@ from fsdpcheck.errors import UsageError
 def chosen(build: str, model: nn.Module) -> tuple[str, ...]:
     """The children with parameters of the ModuleList or Sequential that holds most elements; none if there is none.
 
-    Of equally large ones the outermost. Raises UsageError for a parameter that two of them share.
+    A ModuleDict counts where they are all of one class, as blocks are and parts are not. Of equally large ones the
+    outermost. Raises UsageError for a parameter that two of them share.
     """
-    lists = [
-        (name, module) for name, module in model.named_modules() if isinstance(module, (nn.ModuleList, nn.Sequential))
-    ]
+    lists = [(name, module) for name, module in model.named_modules() if _is_list(module)]
     lists = [(name, module) for name, module in lists if len(_with_parameters(name, module)) > 1]
     if not lists:
         return ()
@@ -43,6 +42,12 @@ def named(build: str, model: nn.Module, names: Sequence[str]) -> tuple[str, ...]
             )
     _require_unshared(build, model, names)
     return tuple(names)
+
+
+def _is_list(module: nn.Module) -> bool:
+    if isinstance(module, nn.ModuleDict):
+        return len({type(part) for part in module.values() if list(part.parameters())}) == 1
+    return isinstance(module, (nn.ModuleList, nn.Sequential))
 
 
 def _with_parameters(name: str, module: nn.Module) -> list[str]:
