@@ -24,12 +24,17 @@ ROOT = "(root)"
 
 def units(case: TrainingCase, names: list[str]) -> dict[str, list[str]]:
     """Parameters of ``names`` by sharding unit, in their order; what is tied across units is the root's."""
+    found: dict[str, list[str]] = {}
+    if case.model.own is not None:
+        for name in names:
+            unit = next((unit for unit in case.model.own.units if name.startswith(f"model.{unit}.")), ROOT)
+            found.setdefault(unit, []).append(name)
+        return found
     at_root = {
         f"{layer.tied_to}.weight"
         for layer in models.layer_names(case)
         if layer.tied_to and layer.tied_to.split(".")[:2] != layer.name.split(".")[:2]
     }
-    found: dict[str, list[str]] = {}
     for name in names:
         own = name.startswith("units.") and name not in at_root
         found.setdefault(".".join(name.split(".")[:2]) if own else ROOT, []).append(name)
@@ -118,11 +123,13 @@ def stood_still(case: TrainingCase, before: Named, after: Named, got: Mapping[st
             others_move = any(bool((after[name] != before[name])[~mine[name]].any()) for name in body)
             if not others_move or any(bool((mask & ~mine[name]).any()) for name, mask in wrong.items()):
                 continue  # where only this shard has anything to update, all that goes wrong goes wrong in it
+            apart = any(bool((after[n] != before[n])[~mine[n]].any()) for n, mask in wrong.items() if bool(mask.any()))
             which = "the last rank" if shard == count - 1 else f"rank {shard}"
             still = all(bool((got[name] == before[name])[mine[name]].all()) for name in after)
             if still:
                 yield Cause(f"stood still: {which}", f"the shard of {which} (rank {shard}) did not move")
-            yield Cause(f"only the shard of {which}", f"only the shard of {which} (rank {shard}) differs", PATTERN)
+            if still or apart:  # else it is all that there is to go wrong in these tensors
+                yield Cause(f"only the shard of {which}", f"only the shard of {which} (rank {shard}) differs", PATTERN)
 
 
 def shifted(case: TrainingCase, right: Named, got: Mapping[str, Tensor], trained: Collection[str]) -> Iterator[Cause]:

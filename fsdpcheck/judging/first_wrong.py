@@ -314,7 +314,8 @@ def _sentence(
     words = [f"the first to differ, {when}: {_WORDS[wrong.kind]}{of} on rank {rank}: {differs}"]
     if until:
         words.append(f"right until then: {', '.join(word for word in _WORDS.values() if word in until)}")
-    last = next((point for point in reversed(before) if point.lines and _begins_before(point, wrong)), None)
+    known = [point for point in reversed(before) if point.lines and _begins_before(point, wrong)]
+    last = next((point for point in known if wrong.name and point.name == wrong.name), known[0] if known else None)
     if last is not None and last.lines != wrong.lines:
         words.append(f"last right at {_line(last.lines[0])}")
         words += _between(execution, rank, last, wrong)
@@ -347,10 +348,11 @@ def _multiple(wrong: Point) -> str:
 
 
 def _between(execution: Execution, rank: int, last: Point | None, wrong: Point) -> Iterator[str]:
-    """The collectives between two quantities."""
+    """The collectives between two quantities, those of the wrong parameter's unit if there are such."""
     if last is None or wrong.calls < 0:
         return
     calls = execution.ranks[rank].trace[last.calls : wrong.calls]
+    calls = [call for call in calls if call.subject and f".{call.subject}." in f".{wrong.name}."] or calls
     told = dict.fromkeys(
         f"{call.op}{f' of {call.subject}' if call.subject else ''} at {_line(call.where)}" for call in calls
     )

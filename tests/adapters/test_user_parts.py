@@ -64,6 +64,7 @@ def test_right_functions_hold(law: str, parts: str, engine: SimulatedEngine) -> 
             "exactly W = 2 times the right one: added up over the ranks and not averaged",
         ),
         ("training.gradients", "parallelize,averaging=none", "exactly 1/W = 0.5 times the right one"),
+        ("training.plain", "one_unit_averaged,averaging=none", "in between: reduce_scatter of 4 at "),
         ("training.gradients", "parallelize,step=last_only", "micro-batch"),
         ("global-norm.returned", "parallelize,clip=clip_own_shard", "the global gradient norm is wrong"),
         ("shards.cover", "ddp,averaging=before,keeps=shards", "every rank holds whole parameters"),
@@ -75,6 +76,13 @@ def test_a_wrong_function_is_found(law: str, parts: str, said: str, engine: Simu
     assert verdict.status == "finding"
     assert verdict.finding is not None
     assert said in str(verdict.finding)
+
+
+def test_what_goes_wrong_in_one_unit_is_no_shard_of_the_model(engine: SimulatedEngine) -> None:
+    """The last unit's parameters are the last in the model, and lie on every rank."""
+    verdict = _judged(engine, "training.plain", "one_unit_averaged,averaging=none", worlds=(2,), most=20)
+    assert verdict.finding is not None
+    assert "shard" not in verdict.finding.cause
 
 
 @pytest.mark.parametrize(

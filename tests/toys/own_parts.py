@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from typing import cast
 
 import torch
 from torch import Tensor, nn
@@ -48,6 +49,12 @@ def summing(model: nn.Sequential, mesh: DeviceMesh) -> nn.Module:
         if isinstance(module, FSDPModule):
             module.set_gradient_divide_factor(1.0)
             module.set_force_sum_reduction_for_comms(True)
+    return model
+
+
+def one_unit_averaged(model: nn.Sequential, mesh: DeviceMesh) -> nn.Module:
+    """The last layer's gradient is divided, and nobody multiplies it again."""
+    cast(FSDPModule, summing(model, mesh)[4]).set_gradient_divide_factor(float(mesh.size()))  # type: ignore[index]
     return model
 
 
