@@ -72,9 +72,11 @@ def judged(work: Callable[[], Outcome], guard: float = GUARD) -> tuple[Outcome, 
     reading, writing = os.pipe()
     child = os.fork()
     if child == 0:
-        os.setsid()
+        os.setpgid(0, 0)
         _silence()
         _end(lambda: os.write(writing, json.dumps(vars(work())).encode()))
+    with suppress(ProcessLookupError, PermissionError):
+        os.setpgid(child, child)  # whichever of both comes first: it has a group before it can be ended by it
     os.close(writing)
     ready, _, _ = select.select([reading], [], [], guard)
     told = os.read(reading, 1 << 16) if ready else b""
