@@ -159,7 +159,9 @@ def test_gloos_own_words_are_kept(engine: ProcessesEngine) -> None:
 @pytest.mark.nightly
 def test_a_budget_that_runs_out_is_no_progress_and_shows_all_stacks() -> None:
     attributes = ("spins", "keeps_the_machine")
-    engines = [ProcessesEngine(budget_seconds=2) for _ in attributes]
+    engines = [
+        ProcessesEngine(budget_seconds=20) for _ in attributes
+    ]  # by the clock: ranks of a busy machine get there
     for engine in engines:
         engine.run(request_for("honest"))  # workers are there, so that the budget is for the ranks' own calls
     with ThreadPoolExecutor(len(engines)) as both:
