@@ -124,8 +124,14 @@ def _causes(
     """What singles out ``odd`` among the ranks."""
     case = execution.request.training
     how = _how(execution, odd, theirs, others, common, place)
+    fewer = {rank for rank in range(case.world_size) if case.has_fewer(rank)}
+    if _alone(odd, others, [fewer]):
+        text = f"ranks part where some have run out of micro-batches: {ranks_text(odd)}, with one fewer, {how}"
+        yield Cause("fewer micro-batches", text)
+    last = case.step.micro_batches - 1
     for chunk in range(case.step.micro_batches):
         empty = [rank for rank, own in enumerate(batches.indices(case, 0)) if not own[chunk]]
+        empty = [rank for rank in empty if chunk != last or rank not in fewer]  # which it is not given
         if empty and set(empty).intersection(odd + others) == set(odd):
             text = f"the collectives depend on whether a rank has samples: {ranks_text(odd)}, without a sample, {how}"
             yield Cause("rank without samples", text)

@@ -121,6 +121,10 @@ def _shares(case: TrainingCase, wanted: StepAnswer, step: int, right: Tensor) ->
         key = {0: "the first", count - 1: "the last"}.get(number, f"the {number + 1}th")
         weights = pick(once, [row for mine in everyone for row in mine[number]])
         yield Cause(f"only {key} micro-batch", f"only {key} micro-batch counts, of {count}"), weights
+    if case.step.unequal:
+        again = [row for place, mine in enumerate(everyone) if case.has_fewer(place * case.copies) for row in mine[-2]]
+        text = "ranks with fewer micro-batches than others take their last again"
+        yield Cause("last again", text), right + pick(once, again)
     yield from _again(everyone, once)
     yield from _means(case, wanted, everyone, once)
     if len(everyone) == 1:

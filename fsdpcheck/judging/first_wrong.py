@@ -352,9 +352,9 @@ def _between(execution: Execution, rank: int, last: Point | None, wrong: Point) 
     if last is None or wrong.calls < 0:
         return
     calls = execution.ranks[rank].trace[last.calls : wrong.calls]
-    calls = [call for call in calls if call.subject and f".{call.subject}." in f".{wrong.name}."] or calls
+    own = [call for call in calls if call.subject and f".{call.subject}." in f".{wrong.name}."]
     told = dict.fromkeys(
-        f"{call.op}{f' of {call.subject}' if call.subject else ''} at {_line(call.where)}" for call in calls
+        f"{call.op}{f' of {call.subject}' if call.subject else ''} at {_line(call.where)}" for call in own or calls
     )
     more = f", and {len(told) - _CALLS} more" if len(told) > _CALLS else ""
     if told:

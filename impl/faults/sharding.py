@@ -260,6 +260,7 @@ def no_sync_drops_micro_batches(original: Function, hit: Hit) -> Function:
     "trainer:Trainer.as_many_everywhere",
     "uneven inputs, https://github.com/pytorch/pytorch/issues/38174",
     "training.unequal-micro-batches",
+    cause="ranks part where some have run out of micro-batches: .*, with one fewer",
 )
 def unequal_numbers_taken_for_equal(original: Function, hit: Hit) -> Function:
     """Ranks that run out of micro-batches go on without the others."""
@@ -276,6 +277,7 @@ def unequal_numbers_taken_for_equal(original: Function, hit: Hit) -> Function:
     "trainer:Trainer.as_many_everywhere",
     "samples repeated to even out, https://github.com/huggingface/accelerate/issues/2316",
     "training.unequal-micro-batches",
+    cause="ranks with fewer micro-batches than others take their last again",
 )
 def missing_micro_batches_repeat_the_last(original: Function, hit: Hit) -> Function:
     """Ranks with fewer micro-batches go through their last once more, where an empty one belongs."""
