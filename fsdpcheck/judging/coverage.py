@@ -15,7 +15,7 @@ from fsdpcheck.case.axes import AXES, Axis
 from fsdpcheck.case.traits import OF_MODELS
 from fsdpcheck.case.vocabulary import TRAITS
 
-Cause = Literal["budget", "restriction", "ranks", "drawing"]
+Cause = Literal["budget", "restriction", "ranks", "own model", "drawing"]
 """What kept cases out: the user's budget, what adapter or user restrict, the numbers of ranks that were asked for, or
 fsdpcheck's own drawing and proofs."""
 
@@ -221,6 +221,7 @@ def shortfall(labels: Iterable[str], limits: Limits, of: Judged) -> Shortfall | 
         return None
     why = _restrictions(never, limits, of)
     cause: Cause = "budget" if of.spent else "restriction" if why else "drawing"
+    cause = "own model" if not of.spent and why == [_OWN] else cause
     cause = "ranks" if not of.spent and of.needs_other_ranks else cause
     lines = [f"judged {of.judged} of {of.wanted} cases at least; {of.rejected + of.unfit} rejected"]
     if of.enough:
@@ -231,10 +232,12 @@ def shortfall(labels: Iterable[str], limits: Limits, of: Judged) -> Shortfall | 
     return Shortfall(cause, "\n".join([*lines, f"  next    {_NEXT[cause]}"]))
 
 
+_OWN: Final = "the model is your own"
 _NEXT: Final[Mapping[Cause, str]] = {
     "budget": "give it a larger --budget, or choose fewer laws with --law",
     "restriction": "lift what restricts the cases, or leave this law out (--law): nothing is claimed of it",
     "ranks": "ask for other numbers of ranks as well (--world-size), or leave this law out (--law)",
+    "own model": "try more cases (--profile ci), or leave this law out (--law): nothing is claimed of it",
     "drawing": "report it as an error of fsdpcheck, which draws or proves too little here; nothing is claimed",
 }
 
@@ -249,5 +252,5 @@ def _restrictions(never: Iterable[str], limits: Limits, of: Judged) -> list[str]
     elif never and of.enough:
         found += avoided
     if limits.own:
-        found.append("the model is your own")
+        found.append(_OWN)
     return list(dict.fromkeys(found))

@@ -27,7 +27,7 @@ _OTHER_LAWS: Final = "leave this law out (--law), or put another function in tha
 _OTHER_RANKS: Final = "ask for other numbers of ranks as well (--world-size), or leave this law out (--law)"
 
 _CODES: Final[dict[coverage.Cause, int]] = {
-    "budget": NO_PROGRESS, "restriction": USAGE, "ranks": USAGE, "drawing": INTERNAL,
+    "budget": NO_PROGRESS, "restriction": USAGE, "ranks": USAGE, "own model": USAGE, "drawing": INTERNAL,
 }  # fmt: skip
 
 

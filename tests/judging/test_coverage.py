@@ -219,7 +219,7 @@ def test_labels_are_demanded_where_they_can_occur() -> None:
         (ALL, replace(ENOUGH, spent=True), "budget", "give it a larger --budget"),
         (replace(ALL, world_sizes=(1,)), ENOUGH, "restriction", "no more than 1 ranks are asked for or taken"),
         (replace(ALL, avoided=frozenset({"frozen"})), ENOUGH, "restriction", "avoided: frozen"),
-        (replace(ALL, own=True), ENOUGH, "restriction", "the model is your own"),
+        (replace(ALL, own=True), ENOUGH, "own model", "next    try more cases (--profile ci)"),
         (replace(ALL, avoided=frozenset({"frozen"})), Judged(15, 1, {}, rejected=659), "drawing", "judged 1 of 15"),
         (ALL, Judged(15, 3, {}, rejected=5, unfit=400), "restriction", "the adapter accepts and shows"),
     ],
