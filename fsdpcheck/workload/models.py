@@ -196,7 +196,7 @@ def _build_user_model(case: TrainingCase, own: UserModelSpec, parameters: dict[s
         parameter.data = parameters[f"model.{name}"]
     surrogates = case.arithmetic.numbers == "grid" and "surrogates" in own.traits
     if surrogates:
-        spelled_out.round_tables_(made.model)
+        spelled_out.round_tables_(made.model, own.build)
     if surrogates or own.names:
         spelled_out.attach(made.model, own, surrogates)
     return made

@@ -13,6 +13,7 @@ from torch.func import functional_call, vmap
 from torch.utils.checkpoint import checkpoint
 
 from fsdpcheck.case import UserModelSpec
+from fsdpcheck.exact import surrogates
 from fsdpcheck.exact.surrogates import spelled_out as operators
 from fsdpcheck.workload.user_model import spelled_out
 from tests.common.tables import each
@@ -125,6 +126,19 @@ def test_a_forward_that_is_called_past_the_hooks_is_the_same() -> None:
         moved.weight.mul_(0)
     assert not bool(moved.forward(X).any())
     assert torch.equal(layer.forward(X), wanted)
+
+
+def test_tables_are_rounded_as_cosines_are_and_none_of_their_values_is_in_doubt() -> None:
+    """0.275 stands at a decision; it is the same number for everybody, as a cosine that is computed may not be."""
+    before = surrogates.doubts.count
+    table = torch.tensor([[0.275, -0.9, 0.3], [0.1, 1.0, -0.2]]).double()
+    assert operators.is_table(table)
+    assert operators.rounded_table(table)[:, 1:].tolist() == [[-1.0, 0.5], [1.0, 0.0]]
+    turns = operators.rounded_table(torch.polar(torch.ones(2), torch.tensor([0.0, 2.0])))
+    assert torch.view_as_real(turns).tolist() == [[1.0, 0.0], [-0.5, 1.0]]
+    assert surrogates.doubts.count == before
+    for no_table in (table * 2, table[0], (table * 2).round() / 2, torch.zeros(2, 2, dtype=torch.int64)):
+        assert not operators.is_table(no_table)
 
 
 @each("name", operators.OPERATORS)

@@ -34,9 +34,10 @@ from fsdpcheck.workload.clip_groups import is_instrument
 from fsdpcheck.workload.user_model import casting, inspection
 from fsdpcheck.workload.user_model import loading as user_model
 from tests.common.tables import each
-from tests.toys import own_models
+from tests.toys import turning_models
 
 TOYS = str(Path(__file__).parents[1] / "toys" / "own_models.py")
+TURNING = str(Path(__file__).parents[1] / "toys" / "turning_models.py")
 LAWS = str(Path(__file__).parents[1] / "toys" / "laws.py")
 GPT = str(Path(__file__).parents[2] / "docs" / "examples" / "small_gpt.py")
 
@@ -66,7 +67,7 @@ def test_units_and_traits_are_seen() -> None:
 
 def test_complex_buffers_stay_complex_in_every_dtype() -> None:
     for dtype, wanted in ((torch.float64, torch.complex128), (torch.float32, torch.complex64)):
-        model = casting.cast(own_models.turning(), dtype)
+        model = casting.cast(turning_models.turning(), dtype)
         assert model.get_buffer("turns").dtype == wanted
         assert bool(model.get_buffer("turns").imag.all())
         assert {value.dtype for value in model.parameters()} == {dtype}
@@ -75,7 +76,7 @@ def test_complex_buffers_stay_complex_in_every_dtype() -> None:
 
 @each("build", ["turning", "turning_by_angles", "turning_by_tables"])
 def test_turns_by_complex_numbers_and_by_tables_are_exact(build: str) -> None:
-    own = _own(build)
+    own = _own(build, file=TURNING)
     assert own.units == ("blocks.0", "blocks.1")
     assert "surrogates" in own.traits
     case = _case(own)
@@ -89,7 +90,7 @@ def test_turns_by_complex_numbers_and_by_tables_are_exact(build: str) -> None:
 
 
 def test_what_computes_in_complex_numbers_otherwise_is_refused() -> None:
-    case = _case(_own("turning_back"))
+    case = _case(_own("turning_back", file=TURNING))
     with pytest.raises(NotExact, match="computes in complex numbers"):
         certificate.prove(case, oracle.answer(case))
 

@@ -31,12 +31,16 @@ def to_grid(values: Tensor, bits: int, low: float, high: float) -> Tensor:
     NaN stays NaN: a poisoned input must be seen, not rounded away.
     """
     steps = values * 2.0**bits + _SHIFT
-    below = steps.floor()
-    fraction = steps - below
+    fraction = steps - steps.floor()
     inside = (values > low) & (values < high)
     near = (fraction < _CLEAR) | (fraction > 1 - _CLEAR)
     doubts.count += int((near & inside).sum())
-    return (below * 2.0**-bits).clamp(low, high)
+    return constant_to_grid(values, bits, low, high)
+
+
+def constant_to_grid(values: Tensor, bits: int, low: float, high: float) -> Tensor:
+    """The same of values that nobody computes again, and of which none is in doubt."""
+    return ((values * 2.0**bits + _SHIFT).floor() * 2.0**-bits).clamp(low, high)
 
 
 def power_of_two(values: Tensor, low: int, high: int) -> Tensor:

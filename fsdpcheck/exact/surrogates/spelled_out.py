@@ -20,7 +20,7 @@ from torch import Tensor
 from torch import library as dispatcher
 
 from fsdpcheck.exact.surrogates import normalisation, softmax
-from fsdpcheck.exact.surrogates.grid_rounding import power_of_two, to_grid
+from fsdpcheck.exact.surrogates.grid_rounding import constant_to_grid, power_of_two, to_grid
 
 OPERATORS: Final = ("inverse_root", "root", "over_root", "share", "inverse", "cosine", "sine")
 """Of the namespace fsdpcheck."""
@@ -106,10 +106,11 @@ def is_table(buffer: Tensor) -> bool:
     return bool((real.abs() <= 1).all() and (steps != steps.round()).any())
 
 
-def round_table_(buffer: Tensor) -> None:
-    """Each real number of ``buffer`` as a cosine is rounded."""
+def rounded_table(buffer: Tensor) -> Tensor:
+    """``buffer`` with each real number rounded as a cosine is."""
     real = torch.view_as_real(buffer) if buffer.is_complex() else buffer
-    real.copy_(to_grid(real.double(), TURN_BITS, -1.0, 1.0))
+    found = constant_to_grid(real.double(), TURN_BITS, -1.0, 1.0).to(real.dtype)
+    return torch.view_as_complex(found) if buffer.is_complex() else found
 
 
 def top_k(x: Tensor, k: int, dim: int = -1, largest: bool = True, sorted: bool = True) -> tuple[Tensor, Tensor]:

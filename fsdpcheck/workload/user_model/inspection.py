@@ -92,7 +92,7 @@ def inspect(build: str, batch: str, loss: str = "", units: Sequence[str] | None 
         batch_dependence.require_separate(build, loss, inputs, targets)
     if optimizer:
         optimizer_inspection.require_elementwise(optimizer, build)
-    traits = frozenset(_traits(model, inputs, chosen)) | _of_functions(model, inputs[:2], targets[:2], loss)
+    traits = frozenset(_traits(model, inputs, chosen)) | _of_functions(build, model, inputs[:2], targets[:2], loss)
     own = UserModelSpec(
         build=build,
         batch=batch,
@@ -361,7 +361,7 @@ class _Composites(TorchFunctionMode):
 
 
 @torch.no_grad()
-def _of_functions(model: nn.Module, inputs: Tensor, targets: Tensor, loss: str) -> frozenset[Trait]:
+def _of_functions(build: str, model: nn.Module, inputs: Tensor, targets: Tensor, loss: str) -> frozenset[Trait]:
     """What the operators of forward and loss demand: surrogates, a norm rule for attention, a forward to run again."""
     with _Names() as seen, _Composites() as called:
         outputs = model(inputs)
@@ -372,7 +372,7 @@ def _of_functions(model: nn.Module, inputs: Tensor, targets: Tensor, loss: str) 
     found: set[Trait] = {"attention"} if attention else set()
     surrogate = (
         attention
-        or spelled_out.tables(model)
+        or spelled_out.tables(build)
         or seen.names & known
         or called.names & surrogates.COMPOSITES.keys()
         or called.spelled_out

@@ -20,10 +20,11 @@ from torch.overrides import TorchFunctionMode
 
 from fsdpcheck.case import UserModelSpec
 from fsdpcheck.exact.surrogates import spelled_out
+from fsdpcheck.workload.user_model import loading as user_model
 from fsdpcheck.workload.user_model.dtype_widening import widened
 
 _ATTACHED = "_fsdpcheck_attached"
-"""Attribute of a module: what ``_enter`` is told of it; and of a class's ``forward`` that looks for it."""
+"""Attribute of a module: what ``_enter`` needs of it; and of a class's ``forward`` that looks for it."""
 _SQUARES = "_fsdpcheck_squares"
 """Attribute of a root: (what it is the root of, whether it is the inverse)."""
 _TOTAL = "_fsdpcheck_total"
@@ -51,15 +52,20 @@ class SpelledOut(TorchFunctionMode):
         return func(*args, **(kwargs or {})) if given is None else given
 
 
-def tables(model: nn.Module) -> list[str]:
-    """Names of the model's buffers that look like tables of cosines (exact/surrogates/spelled_out.py)."""
-    return [name for name, buffer in model.named_buffers() if spelled_out.is_table(buffer)]
+@functools.cache
+def tables(build: str) -> dict[str, Tensor]:
+    """Of the model that ``build`` names the buffers that look like tables of cosines, rounded as these are.
+
+    See exact/surrogates/spelled_out.py. Not to be changed.
+    """
+    buffers = user_model.model(build).named_buffers()
+    return {name: spelled_out.rounded_table(buffer) for name, buffer in buffers if spelled_out.is_table(buffer)}
 
 
-def round_tables_(model: nn.Module) -> None:
-    """Round each of them."""
-    for name in tables(model):
-        spelled_out.round_table_(model.get_buffer(name))
+def round_tables_(model: nn.Module, build: str) -> None:
+    """Put these values into a copy of that model, of any dtype."""
+    for name, value in tables(build).items():
+        model.get_buffer(name).copy_(value)
 
 
 def in_place_of(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
