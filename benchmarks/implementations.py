@@ -9,6 +9,7 @@ from __future__ import annotations
 import ast
 import importlib.util
 import json
+import re
 import subprocess
 import sys
 import tempfile
@@ -24,6 +25,8 @@ from benchmarks.revision import revision
 from fsdpcheck import adapters
 
 RECORD: Final = Path(__file__).parent / "implementations.jsonl"
+_PACKAGES: Final = re.compile(r"/\S*?/site-packages/")
+"""Where packages are on the machine that ran it."""
 _DEFECTS: Final = (
     "opacus", "opacus:few_rows", "opacus:empty_ranks", "opacus:padding_idx", "opacus:summing", "opacus:bags",
     "opacus:unbiased", "opacus:poisson", "opacus:one_stream", "opacus_ddp:padding_idx", "fsdp1:hybrid_of_one",
@@ -106,9 +109,10 @@ def _source(adapter: str) -> str:
 
 def _said(verdict: dict[str, Any]) -> str:
     finding = verdict["finding"]
-    return (
-        f"{finding['what']}: got {finding['got']}, wanted {finding['wanted']}"[:200] if finding else verdict["status"]
-    )
+    if not finding:
+        return str(verdict["status"])
+    said = _PACKAGES.sub("", f"{finding['what']}: got {finding['got']}, wanted {finding['wanted']}")
+    return f"{said[:200]}..." if len(said) > 200 else said
 
 
 def _in_table(row: dict[str, Any]) -> str:
