@@ -64,6 +64,13 @@ def turning() -> nn.Module:
     return Turning()
 
 
+def turning_by_one_for_two() -> nn.Module:
+    """Its blocks have the buffer of the model, too."""
+    model = Turning()
+    model.blocks["1"].register_buffer("turns", model.get_buffer("turns"))  # type: ignore[index,union-attr]
+    return model
+
+
 def turning_back() -> nn.Module:
     return TurningBack()
 

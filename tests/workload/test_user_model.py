@@ -67,9 +67,10 @@ def test_units_and_traits_are_seen() -> None:
 
 def test_complex_buffers_stay_complex_in_every_dtype() -> None:
     for dtype, wanted in ((torch.float64, torch.complex128), (torch.float32, torch.complex64)):
-        model = casting.cast(turning_models.turning(), dtype)
-        assert model.get_buffer("turns").dtype == wanted
-        assert bool(model.get_buffer("turns").imag.all())
+        model = casting.cast(turning_models.turning_by_one_for_two(), dtype)
+        for name in ("turns", "blocks.1.turns"):
+            assert model.get_buffer(name).dtype == wanted
+            assert bool(model.get_buffer(name).imag.all())
         assert {value.dtype for value in model.parameters()} == {dtype}
         assert "turns" not in model.state_dict()
 

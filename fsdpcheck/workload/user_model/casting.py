@@ -13,8 +13,9 @@ _COMPLEX: Final = {torch.float64: torch.complex128, torch.float32: torch.complex
 
 def cast(model: _Model, dtype: torch.dtype) -> _Model:
     """``model`` in float32 or float64, in place. ``Module.to`` would drop the imaginary parts of complex buffers, which
-    tables of rotary embeddings are."""
-    kept = {name: buffer for name, buffer in model.named_buffers() if buffer.is_complex()}
+    tables of rotary embeddings are; also those that several modules share."""
+    buffers = model.named_buffers(remove_duplicate=False)
+    kept = {name: buffer for name, buffer in buffers if buffer.is_complex()}
     for name, buffer in kept.items():
         _set(model, name, buffer.new_zeros(0).real)
     model.to(dtype)

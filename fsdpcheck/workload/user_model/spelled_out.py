@@ -58,7 +58,7 @@ def tables(build: str) -> dict[str, Tensor]:
 
     See exact/surrogates/spelled_out.py. Not to be changed.
     """
-    buffers = user_model.model(build).named_buffers()
+    buffers = user_model.model(build).named_buffers(remove_duplicate=False)
     return {name: spelled_out.rounded_table(buffer) for name, buffer in buffers if spelled_out.is_table(buffer)}
 
 
