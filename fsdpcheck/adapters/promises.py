@@ -47,6 +47,9 @@ def _require_rules(ref: str, features: Features) -> None:
     if "float32" not in dtypes and accepted:
         got = f'the trait "float32", and Features.arithmetic.dtypes = {dtypes!r}'
         raise _contradiction(ref, _RULE, got, "both or neither", 'add "float32", or take the trait away')
+    if features.arithmetic.averaging == "none" and "mean" in features.accepts:
+        got = 'the trait "mean", local means that are averaged, and ArithmeticRule(averaging="none")'
+        raise _contradiction(ref, _RULE, got, "one of the two", "take the trait away")
 
 
 def _refusal(ref: str, promise: str, got: str, wanted: str, then: str) -> AdapterError:

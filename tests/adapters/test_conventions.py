@@ -194,6 +194,7 @@ def test_rules_that_contradict_each_other_are_refused(monkeypatch: pytest.Monkey
         {"factor": FactorRule(nested=True, norm=norm)},
         {"global_norm": GlobalNormRule(nested=True, norm=norm)},
         {"arithmetic": ArithmeticRule(dtypes=("float64",))},
+        {"accepts": frozenset({"float32", "mean"}), "arithmetic": ArithmeticRule("none")},
         {"arithmetic": ArithmeticRule(dtypes=())},
         {"accepts": frozenset(), "arithmetic": ArithmeticRule(dtypes=("float32",))},
     ]

@@ -97,12 +97,12 @@ def test_every_way_to_share_out_gives_quarters_near_the_true_shares_and_gradient
 
 def test_shares_of_nothing_are_nothing_and_of_no_number_no_number() -> None:
     model = attached(SHARES["x / sum"])
-    none, spoiled = torch.zeros(1, 8).double().requires_grad_(), torch.full((1, 8), float("nan")).double()
+    none, poisoned = torch.zeros(1, 8).double().requires_grad_(), torch.full((1, 8), float("nan")).double()
     model(none).sum().backward()
     assert none.grad is not None
     assert not bool(none.grad.any())
     assert not bool(model(none).any())
-    assert bool(model(spoiled).isnan().all())
+    assert bool(model(poisoned).isnan().all())
 
 
 @pytest.mark.parametrize(
