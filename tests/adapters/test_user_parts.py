@@ -58,13 +58,7 @@ def test_right_functions_hold(law: str, parts: str, engine: SimulatedEngine) -> 
     ("law", "parts", "said"),
     [
         ("training.gradients", "bias_left_out", "model.0.bias"),
-        (
-            "training.gradients",
-            "summing",
-            "exactly W = 2 times the right one: added up over the ranks and not averaged",
-        ),
         ("training.gradients", "parallelize,averaging=none", "exactly 1/W = 0.5 times the right one"),
-        ("training.plain", "one_unit_averaged,averaging=none", "in between: reduce_scatter of 4 at "),
         ("training.gradients", "parallelize,step=last_only", "micro-batch"),
         ("global-norm.returned", "parallelize,clip=clip_own_shard", "the global gradient norm is wrong"),
         ("shards.cover", "ddp,averaging=before,keeps=shards", "every rank holds whole parameters"),
@@ -76,6 +70,21 @@ def test_a_wrong_function_is_found(law: str, parts: str, said: str, engine: Simu
     assert verdict.status == "finding"
     assert verdict.finding is not None
     assert said in str(verdict.finding)
+
+
+@pytest.mark.parametrize(
+    ("law", "parts", "said"),
+    [
+        ("training.gradients", "summing", "exactly W = 2 times the right one: added up over the ranks and not"),
+        ("training.plain", "one_unit_averaged,averaging=none", "in between: reduce_scatter of 4 at "),
+    ],
+)
+def test_the_smallest_case_tells_what_is_wrong(law: str, parts: str, said: str, engine: SimulatedEngine) -> None:
+    """Of the first case that happens to fail more than two causes may be true."""
+    run = Run(engine, f"{TOYS}:{parts}", own=_own())
+    verdict = check_law(chapters()[law], run, world_sizes=(2,), most=20)
+    assert verdict.finding is not None
+    assert said in f"{verdict.finding.cause}\n{verdict.finding.stage}"
 
 
 def test_what_goes_wrong_in_one_unit_is_no_shard_of_the_model(engine: SimulatedEngine) -> None:
