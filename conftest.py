@@ -23,18 +23,18 @@ pytest_plugins = ["fsdpcheck.pytest_plugin", "pytester"]
 _LONG = (
     *("samplers.poisson-room", "samplers.poisson-law", "kernels.order", "privacy.canary"),
     *("features.prefetch", "features.no-gather", "features.private-compiled", "features.compiled"),
-    *("noise.padding", "noise.scale", "privacy.replayed"),
+    *("noise.padding", "noise.scale", "privacy.replayed", "clipping.one-row", "precision.tf32-norms"),
 )
 """Laws whose few cases take seconds; the main job has them."""
 _BY_DAY = {
     "reference_fsdp2": (
-        *("training.", "collectives.plain", "shards.", "features.", "state.resharded", "lifecycle.memory"),
-        *("lifecycle.parameter-hooks", "norms.replicated-partial", "norms.mixed", "norms.one-axis"),
-        *("invariance.private-units", "privacy.ignored", "noise.ignored"),
+        *("training.plain", "training.gradients", "training.private-clipped", "collectives.plain", "shards."),
+        *("features.ignored", "features.broadcast", "state.resharded", "lifecycle.memory"),
+        *("lifecycle.parameter-hooks", "norms.one-axis", "privacy.ignored"),
     ),
     "fully_shard": (
-        *("training.plain", "training.gradients", "collectives.plain", "global-norm.", "features.some-sync"),
-        *("features.late-all-reduce", "features.divide-factor", "features.state-dict"),
+        *("training.plain", "training.gradients", "collectives.plain", "global-norm.returned"),
+        *("features.divide-factor", "features.state-dict"),
     ),
     "fsdp1": ("training.plain", "collectives.plain", "global-norm."),
 }

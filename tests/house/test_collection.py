@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import re
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
-
-from tests.common import by_day
 
 ROOT = Path(__file__).parents[2]
 HEAVY = ("scipy.stats", "torch._dynamo", "opacus", "transformers")
@@ -25,12 +22,3 @@ print("COLLECTED", int(code), [name for name in {HEAVY} if name in sys.modules])
 def test_to_collect_imports_no_library_that_few_tests_need() -> None:
     told = subprocess.run([sys.executable, "-c", PROGRAM], cwd=ROOT, capture_output=True, text=True, check=False)
     assert told.stdout.splitlines()[-1] == "COLLECTED 0 []", told.stdout[-2000:]
-
-
-def test_rows_by_day_are_of_tests_that_there_are() -> None:
-    missing = []
-    for test in by_day.ROWS:
-        file, _, name = test.partition("::")
-        if not re.search(rf"^def {name}\(", (ROOT / "tests" / file).read_text(encoding="utf-8"), re.MULTILINE):
-            missing.append(test)
-    assert not missing

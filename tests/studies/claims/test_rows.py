@@ -13,7 +13,6 @@ import torch
 from fsdpcheck.studies.claims import registry, section_a, section_d_steps, section_e
 from fsdpcheck.studies.claims.lab import impl
 from fsdpcheck.studies.claims.registry import HOLDS, NEEDS_GPU, REFUTED, Outcome
-from tests.common import by_day
 from tests.common.tables import each
 from tests.studies.claims.changes import CHANGES, CHANGES_OF_FSDP2, Change
 
@@ -70,17 +69,7 @@ def test_a_planted_fault_refutes_the_claim(
     assert planted.hits > 0
 
 
-SECONDS = {("B9", "_MODES"), ("E1", "gram"), ("E1", "assert_definition"), ("E1", "rule")}
-"""Changes that take seconds, of rows that another change turns by day."""
-
-
-def _by_day_or_night(change: Change) -> Any:
-    long = (change.id, change.attribute) in SECONDS
-    marks = [pytest.mark.nightly] if long else []
-    return pytest.param(change, id=f"{change.id}-{change.attribute}", marks=marks)
-
-
-@pytest.mark.parametrize("change", [_by_day_or_night(change) for change in CHANGES + CHANGES_OF_FSDP2])
+@pytest.mark.parametrize("change", CHANGES + CHANGES_OF_FSDP2, ids=lambda one: f"{one.id}-{one.attribute}")
 def test_a_change_changes_the_verdict(
     verdict_before: Verdict, measured: Measure, change: Change, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -169,10 +158,7 @@ def test_the_launch_example_is_what_fails(
 
 
 def test_every_row_is_turned_by_something_above() -> None:
-    """By day."""
-    faults = by_day.ROWS["studies/claims/test_rows.py::test_a_planted_fault_refutes_the_claim"]
-    changes = {change.id for change in CHANGES + CHANGES_OF_FSDP2 if (change.id, change.attribute) not in SECONDS}
-    turned = {FAULTS[number][0] for number in faults} | changes
+    turned = {id for id, _ in FAULTS} | {change.id for change in CHANGES + CHANGES_OF_FSDP2}
     by_themselves = {"A7", "A8", "C5", "D15"}
     for_a_gpu = {"E2"}
     assert turned | by_themselves | for_a_gpu == {row.id for row in registry.all_claims()}
