@@ -74,6 +74,15 @@ def local_loss(model: nn.Module, micro: MicroBatch, batch: Batch, setup: Setup) 
     return cast(Tensor, setup.loss(output_BF, micro.targets).sum() * batch.loss_scale)
 
 
+def synchronizing(model: Any, reduces: bool) -> AbstractContextManager[object]:
+    """Around a micro-batch of whose gradients ``model`` reduces all at once, or none (``reduces``), if it has a way."""
+    if hasattr(model, "set_requires_gradient_sync"):
+        model.set_requires_gradient_sync(reduces)
+    elif hasattr(model, "no_sync") and not reduces:
+        return cast(AbstractContextManager[object], model.no_sync())
+    return nullcontext()
+
+
 class TrainingLoop:
     """The trainer of a model that reduces its own gradients: forward, backward, clip, step.
 
@@ -118,8 +127,11 @@ class TrainingLoop:
         return self.setup.step.sync_every or number == last
 
     def reducing(self, number: int, last: int) -> AbstractContextManager[object]:
-        """Around the forward and backward of a micro-batch: what makes it reduce, or not (see ``reduces``)."""
-        return nullcontext()
+        """Around the forward and backward of a micro-batch: what makes it reduce, or not (see ``reduces``).
+
+        By what the model has for it, ``set_requires_gradient_sync`` of FSDP2 or ``no_sync`` of DDP and FSDP1.
+        """
+        return synchronizing(self.model, self.reduces(number, last))
 
     def loss(self, micro: MicroBatch, batch: Batch) -> Tensor:
         """What ``backward`` is called on."""

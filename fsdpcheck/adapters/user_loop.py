@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, cast
@@ -14,7 +14,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from fsdpcheck.adapters.contract import Batch, Setup
-from fsdpcheck.adapters.training_loop import TrainingLoop
+from fsdpcheck.adapters.training_loop import TrainingLoop, synchronizing
 from fsdpcheck.adapters.user_dtypes import Dtypes
 from fsdpcheck.errors import AdapterError, explain
 
@@ -101,12 +101,7 @@ class Loop(TrainingLoop):
             self._beside.step()
 
     def reducing(self, number: int, last: int) -> AbstractContextManager[object]:
-        reduces, model = self.reduces(number, last), cast(Any, self._made)
-        if hasattr(model, "set_requires_gradient_sync"):
-            model.set_requires_gradient_sync(reduces)
-        elif hasattr(model, "no_sync") and not reduces:
-            return cast(AbstractContextManager[object], model.no_sync())
-        return nullcontext()
+        return synchronizing(self._made, self.reduces(number, last))
 
     def clip(self, limit: float) -> Tensor:
         if "clip" not in self._functions:

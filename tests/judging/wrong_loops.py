@@ -11,7 +11,6 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from fsdpcheck.adapters.builtin import ddp
-from fsdpcheck.adapters.builtin.ddp import Loop
 from fsdpcheck.adapters.contract import Batch, MicroBatch, Setup
 from fsdpcheck.adapters.training_loop import TrainingLoop
 
@@ -21,38 +20,38 @@ class Wrong:
 
     features = replace(ddp.adapter.features, promises=frozenset({"plain", "global-norm"}))
 
-    def __init__(self, loop: type[Loop]) -> None:
+    def __init__(self, loop: type[TrainingLoop]) -> None:
         self.name, self._loop = loop.__name__, loop
 
     def build(self, model: nn.Module, setup: Setup) -> TrainingLoop:
         return self._loop(DistributedDataParallel(model), setup, named=model)
 
 
-class ScaleForgotten(Loop):
+class ScaleForgotten(TrainingLoop):
     def loss(self, micro: MicroBatch, batch: Batch) -> Tensor:
         losses: Tensor = self.setup.loss(self.model(micro.inputs), micro.targets)
         return losses.sum()
 
 
-class GradientsKept(Loop):
+class GradientsKept(TrainingLoop):
     def step(self, batch: Batch) -> None:
         self.optimizer.zero_grad = lambda set_to_none=True: None  # type: ignore[method-assign]
         super().step(batch)
 
 
-class FirstSampleDropped(Loop):
+class FirstSampleDropped(TrainingLoop):
     def loss(self, micro: MicroBatch, batch: Batch) -> Tensor:
         return super().loss(replace(micro, inputs=micro.inputs[1:], targets=micro.targets[1:]), batch)
 
 
-class OtherSamples(Loop):
+class OtherSamples(TrainingLoop):
     """Targets that are nobody's."""
 
     def loss(self, micro: MicroBatch, batch: Batch) -> Tensor:
         return super().loss(replace(micro, targets=micro.targets + 64), batch)
 
 
-class GradientDoubled(Loop):
+class GradientDoubled(TrainingLoop):
     def accumulate(self, batch: Batch) -> None:
         super().accumulate(batch)
         for parameter in self.model.parameters():
@@ -60,27 +59,27 @@ class GradientDoubled(Loop):
             parameter.grad.mul_(2)
 
 
-class SummedAgain(Loop):
+class SummedAgain(TrainingLoop):
     def accumulate(self, batch: Batch) -> None:
         super().accumulate(batch)
         for parameter in self.model.parameters():
             dist.all_reduce(parameter.grad)
 
 
-class RateHalved(Loop):
+class RateHalved(TrainingLoop):
     def accumulate(self, batch: Batch) -> None:
         super().accumulate(batch)
         for group in self.optimizer.param_groups:
             group["lr"] /= 2
 
 
-class NeverSteps(Loop):
+class NeverSteps(TrainingLoop):
     def step(self, batch: Batch) -> None:
         self.optimizer.zero_grad()
         self.accumulate(batch)
 
 
-class ReadBeforeUpdate(Loop):
+class ReadBeforeUpdate(TrainingLoop):
     """Each step begins with the parameters that the training began with."""
 
     def step(self, batch: Batch) -> None:
@@ -92,14 +91,14 @@ class ReadBeforeUpdate(Loop):
         super().step(batch)
 
 
-class ShownOtherwise(Loop):
+class ShownOtherwise(TrainingLoop):
     def parameters(self) -> dict[str, Tensor]:
         return {name: value + 1 for name, value in super().parameters().items()}
 
 
 def __getattr__(name: str) -> Any:
     """The adapter of a loop, by the loop's name in small letters."""
-    for loop in Loop.__subclasses__():
+    for loop in TrainingLoop.__subclasses__():
         if loop.__module__ == __name__ and loop.__name__.lower() == name.replace("_", ""):
             return Wrong(loop)
     raise AttributeError(name)

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from fsdpcheck.adapter import ArithmeticRule, Batch, FactorRule, Features, NormRule, Setup
 from fsdpcheck.adapters.builtin import ddp
+from fsdpcheck.adapters.training_loop import TrainingLoop
 
 ACCEPTS = ddp.adapter.features.accepts - {"real", "tf32", "evaluation", "inference-mode"}
 
@@ -85,7 +86,7 @@ zeros, zeros_declared, none_declared_zeros = (
 )
 
 
-class _Wrong(ddp.Loop):
+class _Wrong(TrainingLoop):
     """DDP whose user makes a mistake."""
 
     mistake = ""
@@ -105,8 +106,8 @@ class _WrongDDP(ddp.DistributedDataParallelAdapter):
         super().__init__(mistake)
         self._loop = type("Wrong", (_Wrong,), {"mistake": mistake})
 
-    def build(self, model: nn.Module, setup: Setup) -> ddp.Loop:
-        made: ddp.Loop = self._loop(ddp.DistributedDataParallel(model), setup, named=model)
+    def build(self, model: nn.Module, setup: Setup) -> TrainingLoop:
+        made: TrainingLoop = self._loop(ddp.DistributedDataParallel(model), setup, named=model)
         return made
 
 

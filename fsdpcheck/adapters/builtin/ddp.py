@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
-from typing import cast
 
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
@@ -13,12 +11,6 @@ from fsdpcheck.adapters.builtin import _torch_sampler
 from fsdpcheck.adapters.capabilities import Sampler, SamplerSetup
 from fsdpcheck.adapters.contract import ArithmeticRule, Features, GlobalNormRule, Setup, Snippets
 from fsdpcheck.adapters.training_loop import ORDINARY, PLAIN_REASONS, TrainingLoop
-
-
-class Loop(TrainingLoop):
-    def reducing(self, number: int, last: int) -> AbstractContextManager[object]:
-        reduces = self.reduces(number, last)
-        return nullcontext() if reduces else cast(DistributedDataParallel, self.model).no_sync()
 
 
 class DistributedDataParallelAdapter:
@@ -66,7 +58,9 @@ class DistributedDataParallelAdapter:
         return _torch_sampler.Shares(setup)
 
     def build(self, model: nn.Module, setup: Setup) -> TrainingLoop:
-        return Loop(DistributedDataParallel(model, find_unused_parameters=self._find_unused), setup, named=model)
+        return TrainingLoop(
+            DistributedDataParallel(model, find_unused_parameters=self._find_unused), setup, named=model
+        )
 
 
 adapter = DistributedDataParallelAdapter("ddp")

@@ -5,14 +5,12 @@ Weights of Linear and Embedding layers are sharded by rows, everything else is r
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
-from functools import partial
-from typing import Any
+from typing import Any, cast
 
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.fsdp import FSDPModule, fully_shard
+from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor, Replicate, distribute_module
 from torch.distributed.tensor.parallel import ColwiseParallel, ParallelStyle, RowwiseParallel, parallelize_module
 
@@ -52,14 +50,9 @@ class Loop(TrainingLoop):
     def accumulate(self, batch: Batch) -> None:
         super().accumulate(batch)
         for parameter in self.model.parameters():
-            if isinstance(parameter.grad, DTensor) and any(at.is_partial() for at in parameter.grad.placements):
-                assert isinstance(parameter, DTensor), "a gradient that is a DTensor, of a parameter that is none"
-                parameter.grad = parameter.grad.redistribute(placements=parameter.placements)
-
-    def reducing(self, number: int, last: int) -> AbstractContextManager[object]:
-        if isinstance(self.model, FSDPModule):
-            self.model.set_requires_gradient_sync(self.reduces(number, last))
-        return nullcontext()
+            gradient = parameter.grad
+            if isinstance(gradient, DTensor) and any(at.is_partial() for at in gradient.placements):
+                parameter.grad = gradient.redistribute(placements=cast(DTensor, parameter).placements)
 
 
 class TensorParallel:
@@ -89,10 +82,9 @@ class TensorParallel:
         if "tp" in sizes:  # a mesh of one rank would refuse the bias of a Linear of width one
             self.parallelize(model, mesh["tp"])
         if "dp_shard" in sizes:
-            shard = partial(fully_shard, mesh=mesh["dp_shard"], reshard_after_forward=setup.mesh.reshard_after_forward)
-            for names in setup.units:
-                shard([model.get_submodule(name) for name in names])
-            shard(model)
+            units: list[Any] = [[model.get_submodule(name) for name in names] for names in setup.units]
+            for modules in (*units, model):
+                fully_shard(modules, mesh=mesh["dp_shard"], reshard_after_forward=setup.mesh.reshard_after_forward)
         return Loop(model, setup)
 
 

@@ -30,7 +30,7 @@ class ZeroRedundancy(ddp.DistributedDataParallelAdapter):
     def build(self, model: nn.Module, setup: Setup) -> TrainingLoop:
         trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
         optimizer = ZeroRedundancyOptimizer(trained, optimizer_class=cast(Any, setup.optimizer))
-        return ddp.Loop(DistributedDataParallel(model), setup, named=model, optimizer=optimizer)
+        return TrainingLoop(DistributedDataParallel(model), setup, named=model, optimizer=optimizer)
 
 
 adapter = ZeroRedundancy("zero_redundancy")
