@@ -45,7 +45,7 @@ HONEST: Final[tuple[tuple[str, tuple[int, ...]], ...]] = (
     ("opacus:sound", ()), ("ddp", ()), ("ddp", (3, 5, 7, 13)), ("zero_redundancy", ()), ("tensor_parallel", ()),
     ("sequence_parallel", ()), ("pipeline", ()), ("pipeline:one_f_one_b", ()), ("ddp:finding_unused", ()),
     ("accelerate", ()), ("lightning_fabric", ()), ("deepspeed:zero1", ()), ("deepspeed:zero2", ()),
-    ("deepspeed:zero3", ()), ("opacus_ddp", ()), ("opacus_ddp:ghost", ()),
+    ("deepspeed:zero3", ()), ("opacus_ddp", ()), ("opacus_ddp:ghost", ()), ("torchtitan", ()),
 )  # fmt: skip
 """(adapter, numbers of ranks; () for the profile's) of which every promised law must hold.
 

@@ -25,7 +25,7 @@ _FOLDER = Path(__file__).parent / "builtin"
 _MAIN_JOB = ("fsdp1", "fully_shard", "reference", "reference_fsdp2")
 _EXTRAS = {
     "accelerate": "accelerate", "deepspeed": "deepspeed", "lightning_fabric": "lightning", "opacus": "opacus",
-    "opacus_ddp": "opacus",
+    "opacus_ddp": "opacus", "torchtitan": "torchtitan",
 }  # fmt: skip
 """Package, and adapter of that name -> extra of fsdpcheck that installs it."""
 _KIND = references.Kind("adapter", AdapterError, _EXTRAS)

@@ -18,7 +18,7 @@ TRIED: Final = {
     "pytest": "9.2.0", "triton": "3.6.0",
 }  # fmt: skip
 """Package -> the release that the tests were last run with; constraints.txt has those that matter to a verdict."""
-_OTHERS: Final = ("pytest", "triton", "accelerate", "deepspeed", "lightning-fabric", "opacus")
+_OTHERS: Final = ("pytest", "triton", "accelerate", "deepspeed", "lightning-fabric", "opacus", "torchtitan")
 _PYTHON: Final = (3, 11)
 
 

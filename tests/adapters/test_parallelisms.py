@@ -37,6 +37,7 @@ ADAPTERS: list[Any] = [
     "sequence_parallel",
     *(pytest.param(name, marks=_needs(name)) for name in ("accelerate", "lightning_fabric")),
     *(pytest.param(name, marks=_needs("deepspeed")) for name in ZERO),
+    pytest.param("torchtitan", marks=_needs("torchtitan")),
 ]
 LAWS = ("training.plain", "training.gradients", "global-norm.update", "collectives.plain")
 ALONG_TP = TrainingCase(

@@ -79,7 +79,10 @@ def test_a_second_copy_of_the_code_cannot_be_imported(name: str) -> None:
     assert f"fsdpcheck.{name}" in result.stderr
 
 
-NEED_EXTRAS = ("accelerate", "deepspeed", "lightning_fabric", "opacus", "opacus_ddp", "_opacus_sampler", "triton_norms")
+NEED_EXTRAS = (
+    *("accelerate", "deepspeed", "lightning_fabric", "opacus", "opacus_ddp", "_opacus_sampler", "torchtitan"),
+    "triton_norms",
+)
 
 
 def test_each_source_file_has_one_module() -> None:
