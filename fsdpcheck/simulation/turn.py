@@ -258,8 +258,8 @@ class Turn:
 
     @property
     def daemons(self) -> list[str]:
-        """The daemons that still run, in words."""
-        return [self._told[thread] for thread in self._daemons]
+        """The daemons of the program's own that still run, in words; those of torch end with the process."""
+        return [self._told[thread] for thread in self._daemons if thread in self._unjoined]
 
     def end(self) -> None:
         """The rank has ended: what still wants to call is unwound."""

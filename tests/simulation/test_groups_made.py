@@ -12,6 +12,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
+from torch.utils.data import DataLoader
 
 from fsdpcheck import Simulation
 from fsdpcheck.report import colour, simulation
@@ -118,6 +119,22 @@ def test_groups_made_again_and_again_and_daemons_left_are_noted() -> None:
     assert threads.startswith(f"leak: ranks 0, 1 came to their end with a thread (Event.wait, started at {__file__}:")
     assert groups.startswith(f"leak: ranks 0, 1 made 4 groups of ranks [0, 1] at {__file__}:")
     assert run(lambda rank: program(rank, True), 2).check().notes == ()
+
+
+def test_threads_of_torch_that_end_with_the_process_are_no_leak() -> None:
+    """A loader with workers, of which not everything was taken, feeds their queue still."""
+    kept = []
+
+    def program(rank: int) -> None:
+        loader = DataLoader(list(range(4)), num_workers=1, multiprocessing_context="fork")
+        kept.append(iter(loader))
+        next(kept[-1])
+        dist.barrier()
+
+    assert run(program, 2).check().notes == ()
+    assert any(thread.name == "QueueFeederThread" for thread in threading.enumerate())
+    for iterator in kept:
+        iterator._shutdown_workers()
 
 
 def test_a_group_that_a_member_never_makes_is_a_hang_on_gloo() -> None:
