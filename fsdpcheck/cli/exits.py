@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import os
 import sys
 import traceback
@@ -15,7 +16,13 @@ from fsdpcheck.session.ledger import INTERRUPTED
 
 
 def guarded(command: Callable[[], int]) -> int:
-    """The exit code of a command, or that of the error it raises, which is printed."""
+    """The exit code of a command, or that of the error it raises, which is printed.
+
+    What the terminal's encoding lacks, as in names of files where the locale is C, is printed by its number.
+    """
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")
     try:
         code = command()
         sys.stdout.flush()

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import errno
+import io
 import os
 from pathlib import Path
+from typing import cast
 
 import pytest
 
@@ -73,3 +75,11 @@ def test_a_full_disk_ends_the_keeping_and_not_the_session(tmp_path: Path, monkey
     journal.note({"event": "error", "text": "three"})
     journal.leave()
     assert '"one"' in journal_of(tmp_path / "out.json").read_text()
+
+
+def test_what_the_encoding_of_a_terminal_lacks_is_printed_by_its_number(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As a file's name is where the locale is C."""
+    out = io.TextIOWrapper(io.BytesIO(), encoding="ascii")
+    monkeypatch.setattr("sys.stdout", out)
+    assert guarded(lambda: print("größe \udcc3") or 0) == 0  # type: ignore[func-returns-value]
+    assert cast(io.BytesIO, out.buffer).getvalue() == b"gr\\xf6\\xdfe \\udcc3\n"

@@ -24,3 +24,8 @@ def test_links_that_name_each_other_are_an_oserror(tmp_path: Path) -> None:
     with pytest.raises(OSError, match="Too many levels of symbolic links"):
         writing.whole(one, "text")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["one", "two"]
+
+
+def test_bytes_of_file_names_that_are_no_utf_8_are_written_by_their_numbers(tmp_path: Path) -> None:
+    writing.whole(tmp_path / "report", "in \udcff.py")
+    assert (tmp_path / "report").read_text(encoding="utf-8") == "in \\udcff.py"
