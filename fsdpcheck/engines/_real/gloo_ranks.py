@@ -83,7 +83,7 @@ def run(
         with on_gloo(world_size, live, seconds) as ranks:
             watch = hangs.Watch(ranks, table, world_size)
             ranks.until_over(look=watch.look)
-            failure = watch.failure or _failure(ranks, world_size, seconds)
+            failure = watch.failure or _failure(ranks, world_size, seconds) or watch.completed()
             printed = tuple(map(ranks.output, range(world_size)))
             watch.close()
     if failure is not None:

@@ -53,6 +53,14 @@ class Watch:
         self.failure = disagreement or deadlock.explain(self._placed(states), traces, seconds)
         return True
 
+    def completed(self) -> Failure | None:
+        """What is wrong with the calls of ranks that have all returned; which of it gloo lets pass is chance."""
+        headers = self._table.snapshot()
+        if headers is None:  # a thread that was left goes on calling
+            return None
+        traces = {rank: shared_table.performed(self._log(rank, header)) for rank, header in enumerate(headers)}
+        return deadlock.analyse(traces, ordered=not any(header.elsewhere for header in headers))
+
     def _log(self, rank: int, header: Header) -> Trace:
         return self._table.trace(rank, header) if header.run == _RUN else ()
 
