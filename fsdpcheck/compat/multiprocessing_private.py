@@ -8,11 +8,16 @@ from __future__ import annotations
 
 import gc
 import os
+import shutil
+import tempfile
 import weakref
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from multiprocessing import process, resource_tracker, util
-from typing import Any, NoReturn
+from typing import Any, Final, NoReturn, cast
+
+_LONGEST: Final = 80
+"""Characters of a folder's name: macOS takes 103 of a socket, whose own name has up to 20 of them."""
 
 
 @contextmanager
@@ -26,6 +31,24 @@ def server_by_fork() -> Iterator[None]:
         yield
     finally:
         private.spawnv_passfds = kept
+
+
+def keep_its_files_in(prefix: str) -> None:
+    """Have the files of this process, as its server's socket, lie in a folder whose name begins so.
+
+    It is removed at the end of the process; of one that is killed others may know it by its name. Nothing is done where
+    there is such a folder already, or where the name of a socket in it would be too long for the system.
+    """
+    private, config = cast(Any, util), cast(Any, process.current_process())._config
+    if config.get("tempdir") is not None:
+        return
+    folder = tempfile.mkdtemp(prefix=prefix)
+    if len(folder) > _LONGEST:
+        os.rmdir(folder)
+        return
+    others_may_have_removed_it = True
+    private.Finalize(None, shutil.rmtree, args=(folder, others_may_have_removed_it), exitpriority=-100)
+    config["tempdir"] = folder
 
 
 def forget_what_the_parent_has() -> None:

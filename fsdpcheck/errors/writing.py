@@ -10,7 +10,8 @@ from pathlib import Path
 def whole(file: Path, text: str) -> None:
     """Put ``text`` in place of what ``file`` holds, when all of it is written.
 
-    Bytes of file names that are no UTF-8 are written by their numbers. A link stays and its target is replaced; what is no regular file, a device or a pipe, is written to as it is.
+    A link stays and its target is replaced; what is no regular file, a device or a pipe, is written to as it is. Bytes
+    of file names that are no UTF-8 are written by their numbers.
     Raises OSError; then what was there is there.
     """
     try:

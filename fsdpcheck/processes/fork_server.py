@@ -58,6 +58,7 @@ def context(modules: Sequence[str] = ()) -> Any:
     found: Any = multiprocessing.get_context("forkserver")
     found.set_forkserver_preload([*_PRELOADED, *modules])
     with _our_path_and_mark(), without_main():
+        multiprocessing_private.keep_its_files_in(leftovers.folder_prefix())
         forkserver.ensure_running()
     return found
 
