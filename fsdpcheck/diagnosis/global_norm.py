@@ -12,7 +12,7 @@ from torch import Tensor
 from fsdpcheck import oracle
 from fsdpcheck.case import TrainingCase
 from fsdpcheck.diagnosis import shards
-from fsdpcheck.diagnosis.cause_fit import by_ratio, fits, fitting
+from fsdpcheck.diagnosis.cause_fit import by_ratio, fits, fitting, mentions
 from fsdpcheck.findings.cause import Cause, Causes
 from fsdpcheck.oracle import Answer, Named, StepAnswer
 from fsdpcheck.workload import models
@@ -44,17 +44,35 @@ def of_grad_norm(answer: Answer, step: int, rank: int, got: float) -> Causes | N
 
 
 def _by_parameter(case: TrainingCase, wanted: StepAnswer) -> Iterator[tuple[Cause, Tensor]]:
-    """(cause, global norm) where one parameter's gradient counts on every shard, or nowhere."""
+    """(cause, global norm) where one parameter's gradient counts on every shard, or those of some count nowhere."""
     squares = {name: value.double().square().sum() for name, value in wanted.released.items()}
     total, shards_of = torch.stack(list(squares.values())).sum(), case.mesh.dp_shard
     for name, own in squares.items():
         if shards_of > 1:
             text = f"the gradient of {name} counts {shards_of} times in it, as if every rank's whole one were a shard"
             yield Cause("a parameter on every rank", text), (total + (shards_of - 1) * own).sqrt()
-        yield (
-            Cause("a parameter left out", f"the gradient of {name} is left out of it"),
-            (total - own).clamp(min=0).sqrt(),
-        )
+    counted = [name for name, own in squares.items() if own]  # whether a gradient of zero counts is not to be told
+    for kind, names in _together(case, counted, wanted.released):
+        left = torch.stack([squares[name] for name in names]).sum()
+        what = f"gradient of {names[0]} is" if len(names) == 1 else f"gradients of {mentions(names)} are"
+        yield Cause(kind, f"the {what} left out of it"), (total - left).clamp(min=0).sqrt()
+
+
+def _together(case: TrainingCase, names: list[str], released: Named) -> list[tuple[str, list[str]]]:
+    """Parameters that a norm may leave out: one, a unit's, all biases, all of one dimension, the first few, the last.
+
+    With what cases have in common of which such are left out: on a user's own model those that it is, which every case
+    has. Never all of ``names``.
+    """
+    found = [("a parameter left out", [name]) for name in names]
+    found += [("a unit left out", own) for own in shards.units(case, names).values()]
+    found.append(("biases left out", [name for name in names if name.endswith("bias")]))
+    found.append(("parameters of one dimension left out", [name for name in names if released[name].ndim < 2]))
+    for count in range(2, len(names)):
+        found += [("the first left out", names[:count]), ("the last left out", names[-count:])]
+    apart = {tuple(group): kind for kind, group in reversed(found) if 0 < len(group) < len(names)}
+    own_model = case.model.own is not None
+    return [(f"{', '.join(group)} left out" if own_model else kind, [*group]) for group, kind in apart.items()]
 
 
 def of_clipped_update(answer: Answer, step: int, got: Mapping[str, Tensor], norm: float, eps: float) -> Causes | None:
