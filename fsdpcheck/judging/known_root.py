@@ -33,8 +33,18 @@ class KnownRoot:
 
 
 def seen(run: Run, violation: Violation) -> tuple[str, str]:
-    """(kind, place) of a finding that ``violation`` gives, right after the run that broke the law."""
+    """(kind, place) of a finding that ``violation`` gives, right after the run that broke the law.
+
+    The place is where a rank raised, else the first of the lines at which ranks stand, whichever of them stands where.
+    """
     failure = None if violation.despite else run.failure
     if failure is None:
         return "value", ""
-    return failure.kind, next((rank.where for rank in failure.ranks if rank.where), "")
+    stood = [rank for rank in failure.ranks if rank.where]
+    raised = [rank for rank in stood if rank.state == "raised"]
+    return failure.kind, min((rank.where for rank in raised or stood), key=_in_order, default="")
+
+
+def _in_order(place: str) -> tuple[str, int]:
+    file, _, line = place.rpartition(":")
+    return file, int(line) if line.isdigit() else 0

@@ -15,6 +15,7 @@ from fsdpcheck.findings.tokens import decode
 from fsdpcheck.findings.violation import Violation
 from fsdpcheck.judging.check import check_law
 from fsdpcheck.judging.exploration import Exploration, Stop
+from fsdpcheck.judging.known_root import seen
 from fsdpcheck.judging.run import Run
 from fsdpcheck.strategies import BuiltSpace
 from tests.common.laws_by_hand import FakeEngine, a_case, a_law
@@ -125,3 +126,19 @@ def test_failures_at_one_line_are_one_root() -> None:
     verdict = check_law(a_law(fails, **LAW), run, most=40, roots=8)
     assert sorted(one.place for one in verdict.findings) == ["a.py:1", "a.py:2"]
     assert {one.kind for one in verdict.findings} == {"raised"}
+
+
+@pytest.mark.parametrize(
+    ("ranks", "place"),
+    [
+        ((("blocked", "train.py:20"), ("blocked", "train.py:9")), "train.py:9"),
+        ((("blocked", "train.py:9"), ("blocked", "train.py:20")), "train.py:9"),
+        ((("blocked", "train.py:9"), ("raised", "train.py:20")), "train.py:20"),
+        ((("finished", ""), ("finished", "")), ""),
+    ],
+)
+def test_whichever_rank_stands_where_the_place_is_one(ranks: tuple[tuple[str, str], ...], place: str) -> None:
+    states = tuple(RankState(rank, state, where=where) for rank, (state, where) in enumerate(ranks))
+    run = Run(FakeEngine(Failure("mismatch", "", states)), "reference")
+    run(a_case(2, 12))
+    assert seen(run, broken("the run did not complete")) == ("mismatch", place)
