@@ -74,7 +74,7 @@ def test_a_training_goes_on_at_another_number_of_ranks(case: TrainingCase, run: 
     """Saved at W ranks and loaded at W', it has the parameters that were saved, and the bits of one that stayed at W.
 
     With noise too, where that is a function of the seed, at a rate that moves no parameter. With any replicas.
-    Not seen: other numbers of ranks than between 1, 2 and 4, or 3 and 6, for the instrument has another shape there.
+    Not seen: more than 16 ranks, and pairs whose least common multiple is above 48, as of 5 and 16.
     Source: Fast-LLM#436, Lightning#16815, torchtitan#1136.
     """
     case = going_on(case, run.features)

@@ -40,6 +40,7 @@ def of_mesh(mesh: MeshSpec) -> Iterator[Range]:
     yield "mesh.dp_shard", mesh.dp_shard, 1, MAX_WORLD_SIZE
     yield "mesh.dp_replicate", mesh.dp_replicate, 1, MAX_WORLD_SIZE
     yield from ((f"mesh.axes {axis}", size, 2, MAX_WORLD_SIZE) for axis, size in mesh.axes)
+    yield "mesh.goes_on_at", mesh.goes_on_at, 0, MAX_WORLD_SIZE
     yield "the world size, the product of the mesh's axes", mesh.world_size, 1, MAX_WORLD_SIZE
 
 

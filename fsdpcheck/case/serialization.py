@@ -25,7 +25,7 @@ _LATER: dict[str, dict[str, Any]] = {
     "ModelSpec": {"own": None},
     "LayerSpec": {"used": "once"},
     "UserModelSpec": {"names": "", "gauge": True, "optimizer": ""},
-    "MeshSpec": {"axes": ()},
+    "MeshSpec": {"axes": (), "goes_on_at": 0},
     "BatchLayout": {"lists": ()},
     "StepSpec": {
         "noise_multiplier": 0.0,

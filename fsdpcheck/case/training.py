@@ -35,13 +35,14 @@ class MeshSpec:
     """Axes of the device mesh. ``world_size`` is derived, never given.
 
     ``axes``: those that share out the model, in the order of ``AXES``, each of two ranks or more. Ranks along them have
-    the same samples.
+    the same samples. ``goes_on_at``: another number of ranks on which parameters have the same shapes, 0 for none.
     """
 
     dp_shard: int = 1
     dp_replicate: int = 1
     reshard_after_forward: bool = True
     axes: tuple[tuple[ModelAxis, int], ...] = ()
+    goes_on_at: int = 0
 
     @property
     def data_ranks(self) -> int:

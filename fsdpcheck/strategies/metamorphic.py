@@ -21,6 +21,10 @@ from fsdpcheck.errors import InvalidCase, NotApplicable, NotExact
 from fsdpcheck.workload import batches, models
 
 _LARGEST_WORLD = 6
+_TO_GO_ON_AT = (1, 2, 3, 4, 5, 6, 8, 16)
+"""Over how many ranks parameters may be sharded where a training goes on."""
+_MOST_ROWS = 48
+"""Of the instrument, where it has to fit two numbers of ranks."""
 
 Pair = tuple[TrainingCase, TrainingCase]
 _Piece = tuple[int, Literal["weight", "bias"]]
@@ -49,10 +53,10 @@ def at_another_world_size(case: TrainingCase, features: Features) -> Pair:
 
 
 def for_resharding(case: TrainingCase, features: Features) -> Pair:
-    """The same, with parameters of the same shapes: at W ranks for which the instrument has as many rows."""
+    """The same, with parameters of the same shapes: the instrument has as many rows on both numbers of ranks."""
     first = _with_lists(case)
-    alike = (other for other in _worlds(first) if models.instrument_rows(other) == models.instrument_rows(first))
-    return first, _chosen(first, features, alike, "number of ranks and the same shapes")
+    second = _chosen(first, features, _to_go_on_at(first), "number of ranks and the same shapes")
+    return replace(first, mesh=replace(first.mesh, goes_on_at=second.world_size)), second
 
 
 def with_other_units(case: TrainingCase, features: Features) -> Pair:
@@ -179,11 +183,26 @@ def _times_world(case: TrainingCase) -> int | float:
 
 
 def _worlds(case: TrainingCase) -> Iterator[TrainingCase]:
-    """The case on other meshes of at most six ranks, in an order that depends on its seed, the ranks of all lists dealt
-    out again in turn."""
-    meshes = _meshes(case.mesh)
-    for place in prng.permutation(case.seed, "another world size", len(meshes)):
-        mesh = meshes[place]
+    """The case on other meshes of at most six ranks, in an order that depends on its seed."""
+    meshes = _meshes(case.mesh, range(1, _LARGEST_WORLD + 1))
+    places = prng.permutation(case.seed, "another world size", len(meshes))
+    return _on(case, [meshes[place] for place in places])
+
+
+def _to_go_on_at(case: TrainingCase) -> Iterator[TrainingCase]:
+    """The case on other meshes of at most 16 ranks, one after another from where its seed says: from the smallest, if
+    that is 0. Their instrument has as many rows on the case's own number of ranks."""
+    meshes = sorted(_meshes(case.mesh, _TO_GO_ON_AT), key=lambda mesh: mesh.world_size)
+    start = case.seed % len(meshes)
+    for other in _on(case, meshes[start:] + meshes[:start]):
+        both = replace(other, mesh=replace(other.mesh, goes_on_at=case.world_size))
+        if models.instrument_rows(both) <= _MOST_ROWS:
+            yield both
+
+
+def _on(case: TrainingCase, meshes: Iterable[MeshSpec]) -> Iterator[TrainingCase]:
+    """The case on each other mesh that has an N, the samples of all ranks' lists dealt out again in turn."""
+    for mesh in meshes:
         if mesh == case.mesh:
             continue
         scale = Fraction(mesh.data_ranks * mesh.dp_replicate, case.mesh.data_ranks * case.mesh.dp_replicate)
@@ -200,16 +219,16 @@ def _worlds(case: TrainingCase) -> Iterator[TrainingCase]:
             continue
 
 
-def _meshes(mesh: MeshSpec) -> list[MeshSpec]:
-    """Meshes of at most six ranks with the axes of this one, whose model is shared out in up to as many parts."""
+def _meshes(mesh: MeshSpec, shards: Sequence[int]) -> list[MeshSpec]:
+    """Meshes of at most the last of ``shards`` ranks with the axes of this one, its model in as many parts or fewer."""
     parts = [tuple((axis, size) for axis, _ in mesh.axes[:1]) for size in (3, 2)] if mesh.axes else []
     found = [
-        replace(mesh, dp_shard=shards, dp_replicate=replicas, axes=axes)
+        replace(mesh, dp_shard=size, dp_replicate=replicas, axes=axes)
         for axes in ((), *parts)
-        for shards in range(1, _LARGEST_WORLD + 1)
+        for size in shards
         for replicas in (1, 2, 3)
     ]
-    return [one for one in found if one.world_size <= _LARGEST_WORLD]
+    return [one for one in found if one.world_size <= shards[-1]]
 
 
 def _dealt(layout: BatchLayout, mesh: MeshSpec) -> BatchLayout:

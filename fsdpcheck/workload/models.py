@@ -321,10 +321,12 @@ def classes(case: TrainingCase) -> int:
 def instrument_rows(case: TrainingCase) -> int:
     """R: at least 4 (four squares), at least B for the coefficient probe, and a multiple of W.
 
-    A multiple of W, so that the instrument never adds a ragged or an empty shard to a case that has none.
+    A multiple of W, so that the instrument never adds a ragged or an empty shard to a case that has none. And of the
+    number of ranks on which the training is to go on, so that it has one shape on both.
     """
     wanted = case.layout.batch_size if case.step.clipping == "probe" else 4
-    return -(-wanted // case.world_size) * case.world_size
+    unit = math.lcm(case.world_size, case.mesh.goes_on_at or 1)
+    return -(-wanted // unit) * unit
 
 
 def instrument_width(case: TrainingCase) -> int:

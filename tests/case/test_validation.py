@@ -74,6 +74,7 @@ REFUSED: list[tuple[str, dict[str, Any]]] = [
         },
     ),
     ("dp_shard: got 0", {"mesh": MeshSpec(0)}),
+    ("goes_on_at: got 65", {"mesh": MeshSpec(goes_on_at=65)}),
     ("world size", {"mesh": MeshSpec(64, 2)}),
     ("number of model.layers", {"model": ModelSpec(())}),
     (r"layers\[0\].width: got 0", {"model": ModelSpec((LayerSpec(0),))}),

@@ -93,6 +93,18 @@ def test_one_rank_has_a_sibling_on_several_where_rows_may_be_uneven() -> None:
     assert metamorphic.at_another_world_size(case, limited)[1].world_size == 1
 
 
+def test_a_training_goes_on_at_up_to_sixteen_ranks_with_parameters_of_the_same_shapes() -> None:
+    case = TrainingCase(ModelSpec((LayerSpec(3),)), MeshSpec(3), BatchLayout("sampler", 4), StepSpec(normaliser=2))
+    worlds = set()
+    for seed in range(40):
+        first, second = metamorphic.for_resharding(replace(case, seed=seed), EVERYTHING)
+        assert models.parameter_shapes(first) == models.parameter_shapes(second)
+        assert first.mesh.goes_on_at == second.world_size
+        worlds.add(second.world_size)
+    assert {1, 2, 4, 5, 6, 8, 16} <= worlds
+    assert metamorphic.for_resharding(case, EVERYTHING)[1].world_size == 1, "the smallest, for a seed of 0"
+
+
 def test_in_replicas_has_the_same_right_answer_with_a_part_for_each_replica() -> None:
     compared = 0
     several = strategies.cases_of(strategies.PRIVATE_UNCLIPPED.but(replicated=True), EVERYTHING, (4, 6))
