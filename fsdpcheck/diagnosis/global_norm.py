@@ -62,15 +62,17 @@ def _together(case: TrainingCase, names: list[str], released: Named) -> list[tup
     """Parameters that a norm may leave out: one, a unit's, all biases, all of one dimension, the first few, the last.
 
     With what cases have in common of which such are left out: on a user's own model those that it is, which every case
-    has. Never all of ``names``.
+    has. Several are never all of ``names``.
     """
-    found = [("a parameter left out", [name]) for name in names]
-    found += [("a unit left out", own) for own in shards.units(case, names).values()]
-    found.append(("biases left out", [name for name in names if name.endswith("bias")]))
-    found.append(("parameters of one dimension left out", [name for name in names if released[name].ndim < 2]))
+    several = [("a unit left out", own) for own in shards.units(case, names).values()]
+    several.append(("biases left out", [name for name in names if name.endswith("bias")]))
+    several.append(("parameters of one dimension left out", [name for name in names if released[name].ndim < 2]))
     for count in range(2, len(names)):
-        found += [("the first left out", names[:count]), ("the last left out", names[-count:])]
-    apart = {tuple(group): kind for kind, group in reversed(found) if 0 < len(group) < len(names)}
+        several += [("the first left out", names[:count]), ("the last left out", names[-count:])]
+    apart: dict[tuple[str, ...], str] = {(name,): "a parameter left out" for name in names}
+    for kind, group in several:
+        if 1 < len(group) < len(names):
+            apart.setdefault(tuple(group), kind)
     own_model = case.model.own is not None
     return [(f"{', '.join(group)} left out" if own_model else kind, [*group]) for group, kind in apart.items()]
 

@@ -30,12 +30,13 @@ def test_the_files_of_a_session_that_is_killed_go_with_its_processes(monkeypatch
         read, write = os.pipe()
         process = zygote.start(_STARTS, [str(write)], [write], mark)
         os.close(write)
-        assert os.read(read, 8) == b"begun"
+        begun = os.read(read, 8)
         os.close(read)
         kept = {path.name for path in Path(folder).iterdir() if path.name.startswith(("fsdpcheck-", "pymp-"))}
-        assert [name.startswith(f"fsdpcheck-{mark}-") for name in kept] == [True]
-        assert leftovers.clear(process.pid, mark) > 0
+        ended = leftovers.clear(process.pid, mark)
         process.wait()
+        assert (begun, ended > 0) == (b"begun", True)
+        assert [name.startswith(f"fsdpcheck-{mark}-") for name in kept] == [True]
         assert not kept & {path.name for path in Path(folder).iterdir()}
 
 
