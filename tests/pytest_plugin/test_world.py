@@ -13,6 +13,7 @@ import torch.distributed as dist
 
 from fsdpcheck.engines._real import gloo_ranks
 from fsdpcheck.engines._real.forked import Said
+from fsdpcheck.engines._real.hangs import Watch
 from fsdpcheck.errors import UsageError
 from fsdpcheck.execution.deadlock import Raised
 from fsdpcheck.pytest_plugin.world import KINDS, Kind, SharedByRanks, World, of_session
@@ -93,6 +94,20 @@ def test_a_session_on_the_ranks_that_it_asks_for(folder: Path, kind: Kind, paral
     assert f'    > {line:5}             raise ValueError("of one rank")\n' in out
     ranks = {"simulated": "3 simulated ranks", "processes": "3 real ranks, forked, on gloo"}[kind]
     assert f"\n  run     program on {ranks}, at {folder}/test_step.py:{line + 3}\n" in out
+
+
+def test_calls_that_disagree_are_told_where_gloo_let_them_pass(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nobody looks while ranks are in the call."""
+    monkeypatch.setattr(Watch, "look", lambda self: False)
+
+    def program(agree: bool) -> None:
+        dist.init_process_group("gloo")
+        dist.all_reduce(torch.ones(2), dist.ReduceOp.MAX if agree or dist.get_rank() else dist.ReduceOp.SUM)
+
+    assert gloo_ranks.run(program, 2, [True], seconds=60).failure is None
+    failure = gloo_ranks.run(program, 2, [False], seconds=60).failure
+    assert failure is not None
+    assert (failure.kind, "differs between its members in reduce op" in failure.text) == ("mismatch", True)
 
 
 @pytest.mark.nightly
