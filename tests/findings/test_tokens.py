@@ -254,7 +254,8 @@ def test_tokens_of_the_first_form_are_written_the_same() -> None:
 
 def test_the_kept_tokens_are_of_every_kind() -> None:
     kept = [decode(text) for text in KEPT]
-    assert {name.partition(".")[0] for name in chapters()} == {token.law.partition(".")[0] for token in kept}
+    own = [name for name, law in chapters().items() if not law.file]  # others' tests load laws of their own
+    assert {name.partition(".")[0] for name in own} == {token.law.partition(".")[0] for token in kept}
     for kind in (SamplerCase, KernelCase):
         assert sum(isinstance(token.case, kind) for token in kept) >= 10
     assert {token.schedule for token in kept} == {"forward", "reversed"}
