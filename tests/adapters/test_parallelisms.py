@@ -181,6 +181,14 @@ def test_a_norm_that_was_frozen_stays_frozen_and_torch_thaws_it(engine: Simulate
         assert_gradients_equal(run(FROZEN_NORM, observe={"grads"}), run.answer(FROZEN_NORM))
 
 
+@pytest.mark.parametrize("layers", [(LayerSpec(2, kind="attention"),), (LayerSpec(2), LayerSpec(2, used="twice"))])
+def test_a_linear_by_rows_may_follow_none_by_columns(layers: tuple[LayerSpec, ...], engine: SimulatedEngine) -> None:
+    """Keys, and a layer that is applied again, are given positions; of a single one DTensor flattens no shard."""
+    model = ModelSpec(tuple(replace(layer, bias=False) for layer in layers), "sequence", 2, 1)
+    case, run = replace(POSITIONS, model=model), Run(engine, "sequence_parallel")
+    assert_gradients_equal(run(case, observe={"grads"}), run.answer(case))
+
+
 class Forgetful(SequenceParallel):
     """The norms' parameters have each rank's own gradient, of its own positions: nobody adds them up."""
 

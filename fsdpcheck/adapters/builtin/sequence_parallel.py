@@ -46,7 +46,7 @@ class SequenceParallel(TensorParallel):
                     not columns or module.bias is not None
                 )  # each rank of n would add an n-th of the bias, rounded
                 style = styles.ColwiseParallel if columns else styles.RowwiseParallel
-                ends = {"input_layouts": POSITIONS} if columns else {"output_layouts": POSITIONS}
+                ends = {"input_layouts": POSITIONS} | ({} if columns else {"output_layouts": POSITIONS})
                 make(module, parallelize_plan=style(**ends, use_local_output=False))
         parts = dict(model.named_children())
         make(parts["instrument"], parallelize_plan=styles.ColwiseParallel(output_layouts=WHOLE))
