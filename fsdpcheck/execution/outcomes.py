@@ -4,11 +4,17 @@ from __future__ import annotations
 
 import traceback
 from types import TracebackType
+from typing import Final
+
+import torch
 
 from fsdpcheck.compat import frames_private
-from fsdpcheck.errors import AdapterError, NotSupported, excerpt, qualified
+from fsdpcheck.errors import AdapterError, NotSupported, excerpt, explain, qualified
 from fsdpcheck.execution import Failure, RankState
 from fsdpcheck.execution.deadlock import Exited, Raised
+
+_ALLOCATOR: Final = "DefaultCPUAllocator: can't allocate memory"
+"""What torch says of the CPU's memory, in a RuntimeError like any other (c10's alloc_cpu.cpp). Tried: 2.13.0."""
 
 
 def ending(rank: int, error: BaseException) -> Raised | Exited:
@@ -21,11 +27,35 @@ def ending(rank: int, error: BaseException) -> Raised | Exited:
 
 
 def adapter_failure(rank: int, error: BaseException) -> Failure | None:
-    """The failure of kind "adapter" that ``error`` is, or None when it is a finding: by class, never by its name."""
-    if not isinstance(error, AdapterError | NotSupported):
+    """The failure of kind "adapter" that ``error`` is, or None when it is a finding: by class, never by its name.
+
+    Memory that ran out is one too, for how much there is says nothing of an implementation; torch tells it in words.
+    """
+    if isinstance(error, AdapterError | NotSupported):
+        kind = NotSupported if isinstance(error, NotSupported) else AdapterError
+        text = excerpt.said(error)
+    elif _of_memory(error):
+        kind, text = AdapterError, _no_memory(rank, error)
+    else:
         return None
-    kind = NotSupported if isinstance(error, NotSupported) else AdapterError
-    return Failure("adapter", excerpt.said(error), (RankState(rank, "raised"),), qualified(kind))
+    return Failure("adapter", text, (RankState(rank, "raised"),), qualified(kind))
+
+
+def _of_memory(error: BaseException) -> bool:
+    """Whether ``error`` says that memory ran out: Python's, torch's of a device, or torch's of the CPU."""
+    if isinstance(error, MemoryError | torch.OutOfMemoryError):
+        return True
+    return type(error) is RuntimeError and _ALLOCATOR in excerpt.told(error)
+
+
+def _no_memory(rank: int, error: BaseException) -> str:
+    return explain(
+        f"rank {rank} ran out of memory",
+        got=excerpt.told(error).strip().splitlines()[0],
+        wanted="memory for all ranks at once, for they share this machine",
+        where=_where(error.__traceback__),
+        then="fewer ranks, fewer processes at once (of a check: --jobs 1), a smaller model, or a larger machine",
+    )
 
 
 def _text(error: BaseException) -> str:

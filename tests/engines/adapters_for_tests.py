@@ -175,6 +175,17 @@ def splits(rank: int) -> None:
 
 
 @AveragingAdapter
+def wants_an_exabyte_of_python(rank: int) -> None:
+    if rank == 1:
+        bytearray(2**60)
+
+
+@AveragingAdapter
+def speaks_of_memory(rank: int) -> None:
+    raise ValueError("DefaultCPUAllocator: can't allocate memory")
+
+
+@AveragingAdapter
 def waits_for_a_message(rank: int) -> None:
     if rank == 1:
         dist.recv(_numbers(), src=0)

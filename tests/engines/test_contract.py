@@ -230,14 +230,6 @@ def test_probes_are_called_on_every_rank(engine: Engine) -> None:
         assert result.observations == [(name, moment, step, (rank, parameters)) for moment, step in moments]
 
 
-def test_a_rank_without_memory_is_named_with_its_line_and_what_the_other_waits_for(engine: Engine) -> None:
-    failure = failed(engine.run(own("runs_out_of_memory")))
-    assert (failure.kind, [state.state for state in failure.ranks]) == ("raised", ["blocked", "raised"])
-    for said in ("rank 1 raised RuntimeError", "can't allocate memory", "torch.empty(1 << 50)", "waiting for rank 1"):
-        assert said in failure.text
-    assert engine.run(own("honest")).failure is None  # and the session goes on
-
-
 @pytest.mark.parametrize("adapter", ["no_such_adapter", f"{ADAPTERS}:not_an_adapter", "no/such/file.py:adapter"])
 def test_a_request_for_no_adapter_is_refused(engine: Engine, adapter: str) -> None:
     with pytest.raises(AdapterError):
@@ -263,6 +255,19 @@ def test_what_is_not_offered_is_refused_in_words_that_are_true_on_every_engine(e
     assert (failure.kind, failure.exception) == ("adapter", "fsdpcheck.errors.NotSupported")
     assert "is not offered in a checked program yet, on simulated ranks as on real ones" in failure.text
     assert f"on group '0' of ranks [0, 1]\n  wanted  one of {', '.join(OFFERED)}\n" in failure.text
+
+
+@pytest.mark.parametrize("attribute", ["runs_out_of_memory", "wants_an_exabyte_of_python"])
+def test_memory_that_ran_out_is_no_finding(engine: Engine, attribute: str) -> None:
+    failure = failed(engine.run(own(attribute)))
+    assert (failure.kind, failure.exception) == ("adapter", "fsdpcheck.errors.AdapterError")
+    assert failure.text.startswith("rank 1 ran out of memory\n")
+    assert "adapters_for_tests.py:" in failure.text
+    assert engine.run(own("honest")).failure is None  # and the session goes on
+
+
+def test_who_speaks_of_memory_alone_is_a_finding(engine: Engine) -> None:
+    assert failed(engine.run(own("speaks_of_memory"))).kind == "raised"
 
 
 def test_an_adapter_that_breaks_the_protocol_is_no_finding(engine: Engine) -> None:
