@@ -181,10 +181,21 @@ def test_a_norm_that_was_frozen_stays_frozen_and_torch_thaws_it(engine: Simulate
         assert_gradients_equal(run(FROZEN_NORM, observe={"grads"}), run.answer(FROZEN_NORM))
 
 
-@pytest.mark.parametrize("layers", [(LayerSpec(2, kind="attention"),), (LayerSpec(2), LayerSpec(2, used="twice"))])
-def test_a_linear_by_rows_may_follow_none_by_columns(layers: tuple[LayerSpec, ...], engine: SimulatedEngine) -> None:
-    """Keys, and a layer that is applied again, are given positions; of a single one DTensor flattens no shard."""
-    model = ModelSpec(tuple(replace(layer, bias=False) for layer in layers), "sequence", 2, 1)
+@pytest.mark.parametrize("length", [1, 3])
+@pytest.mark.parametrize(
+    "layers",
+    [
+        (LayerSpec(2, kind="attention"),),
+        (LayerSpec(2), LayerSpec(2), LayerSpec(2, kind="attention")),
+        (LayerSpec(2), LayerSpec(2, used="twice")),
+        (LayerSpec(2), LayerSpec(2, kind="rms_norm"), LayerSpec(2)),
+    ],
+)
+def test_a_linear_by_rows_is_given_features_and_no_positions(
+    layers: tuple[LayerSpec, ...], length: int, engine: SimulatedEngine
+) -> None:
+    """Of a single position DTensor flattens no shard, and of features cut from positions it views no memory."""
+    model = ModelSpec(tuple(replace(layer, bias=False) for layer in layers), "sequence", 2, length)
     case, run = replace(POSITIONS, model=model), Run(engine, "sequence_parallel")
     assert_gradients_equal(run(case, observe={"grads"}), run.answer(case))
 
