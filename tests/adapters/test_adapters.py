@@ -303,6 +303,19 @@ def test_fsdp1_loses_a_gradient_of_a_weight_of_two_units_on_one_shard(engine: En
     assert "is in two units: on one shard FSDP1 loses the gradient of one" in refused.failure.text
 
 
+def test_a_frozen_unit_that_passes_on_its_input_raises_in_fsdp1(engine: Engine) -> None:
+    """torch 2.13. The second micro-batch has no sample, so none for the middle layer."""
+    layers = (LayerSpec(1), LayerSpec(1, frozen="weight", used="routed"), LayerSpec(1))
+    case = TrainingCase(
+        ModelSpec(layers, units=(1, 1, 1)), MeshSpec(1), BatchLayout("contiguous", 1), StepSpec(micro_batches=2)
+    )
+    failure = Run(engine, "fsdp1:passed_on")(case).failure
+    assert failure is not None
+    assert "current state is TrainingState.FORWARD_BACKWARD" in failure.text
+    run = Run(engine, "fsdp1")
+    assert_parameters_equal(run(case), run.answer(case))
+
+
 def test_what_is_thawed_behind_an_evaluation_is_frozen_again_by_fully_shard(engine: Engine) -> None:
     """torch 2.13: where it is kept gathered, as the root is by default. The adapter frees it before."""
     model = ModelSpec((LayerSpec(2, frozen="weight"), LayerSpec(2)), features=2)

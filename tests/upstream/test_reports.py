@@ -23,6 +23,7 @@ SHOWS = {
     "colwise_fewer_rows_than_ranks": NO_PLACEMENT,
     "dtensor_empty_batch_never_returns": "view_groups",
     "fsdp1_clip_grad_norm_of_float64": "should be convertible without narrowing",
+    "fsdp1_frozen_unit_passes_its_input": "current state is TrainingState.FORWARD_BACKWARD, wanted 2.0",
     "fsdp1_hooks_of_frozen_modules": "got 1, wanted 0",
     "fsdp1_hybrid_shard_of_one": "got 0.5, wanted 1.5",
     "fsdp1_no_sync_adds_in_param_dtype": "got 256.0, wanted 258.0",

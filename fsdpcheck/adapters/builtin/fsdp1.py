@@ -6,6 +6,7 @@ import warnings
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -96,6 +97,11 @@ def _refuse_tied_apart(model: nn.Module, setup: Setup) -> None:
             raise ValueError(f"{name} is in two units: on one shard FSDP1 loses the gradient of one, in silence")
 
 
+def _give_another_tensor(module: nn.Module, inputs: Any, output: Any) -> Any:
+    """A forward hook: a unit that left its layers out gives a view of its input, for FSDP1 puts hooks on both."""
+    return output.view_as(output) if output is inputs[0] else None
+
+
 def _precision(setup: Setup) -> MixedPrecision | None:
     """None, or the usual mixed precision: gradients reduced in float32."""
     if setup.compute_dtype is None:
@@ -134,11 +140,12 @@ class FullyShardedDataParallelAdapter:
         unsynced: bool = False,
         hooked: bool = False,
         apart: bool = False,
+        passed_on: bool = False,
         more: Trait | None = None,
         thaws: bool = False,
     ) -> None:
         self.name, self._hybrid_of_one, self._unsynced, self._apart = name, hybrid_of_one, unsynced, apart
-        self._thaws = thaws
+        self._thaws, self._passed_on = thaws, passed_on
         if more is not None:
             self.features = replace(self.features, accepts=self.features.accepts | {more})
         if hooked:
@@ -150,7 +157,10 @@ class FullyShardedDataParallelAdapter:
         strategy = _strategy(setup.mesh, self._hybrid_of_one)
         hybrid = setup.mesh.dp_replicate > 1 and strategy is not ShardingStrategy.NO_SHARD
         reduces = setup.compute_dtype is not None and not self._unsynced
-        units = {id(model.get_submodule(name)) for names in setup.units for name in names}
+        units = {id(unit): unit for names in setup.units for unit in map(model.get_submodule, names)}
+        for unit in () if self._passed_on else units.values():
+            if not any(parameter.requires_grad for parameter in unit.parameters()):
+                unit.register_forward_hook(_give_another_tensor)
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", message=r"\s*.* has both parameters with requires_grad=True and False")
             wrapped = FullyShardedDataParallel(
@@ -178,6 +188,9 @@ those before were under it too (torch 2.13). ``adapter`` refuses it."""
 inferring = FullyShardedDataParallelAdapter("fsdp1, in inference mode", more="inference-mode")
 """A known finding: what a forward in ``torch.inference_mode`` gathers into is an inference tensor, and the next step of
 training raises, unless ``summon_full_params`` was between (torch 2.13; pytorch#113203)."""
+passed_on = FullyShardedDataParallelAdapter("fsdp1, frozen units that pass on their input", passed_on=True)
+"""A known finding: a unit in which nothing is trained and that gives its input as it is, as where no sample of a
+micro-batch needs its layers, raises in the backward (torch 2.13). Its hooks of before and behind are on one tensor."""
 tied_apart = FullyShardedDataParallelAdapter("fsdp1, weights of two units", apart=True)
 """A known finding: on one shard a weight that two units share loses the gradient of one of them, torch 2.13; on several
 the forward raises. ``adapter`` refuses it."""
