@@ -194,7 +194,7 @@ def test_a_norm_that_was_frozen_stays_frozen_and_torch_thaws_it(engine: Simulate
 def test_a_linear_by_rows_is_given_features_and_no_positions(
     layers: tuple[LayerSpec, ...], length: int, engine: SimulatedEngine
 ) -> None:
-    """Of a single position DTensor flattens no shard, and of features cut from positions it views no memory."""
+    """DTensor flattens no shard of a single position, nor one of features cut of uneven ones (pytorch#143748)."""
     model = ModelSpec(tuple(replace(layer, bias=False) for layer in layers), "sequence", 2, length)
     case, run = replace(POSITIONS, model=model), Run(engine, "sequence_parallel")
     assert_gradients_equal(run(case, observe={"grads"}), run.answer(case))
