@@ -24,7 +24,6 @@ STUDIES: Final[dict[str, tuple[str, str, str]]] = {
     "processes": ("agreement", "processes", "[N]: cases that gloo processes and simulated ranks disagree on, of N"),
     "deadlocks": ("deadlocks", "reports", "from the last possible move to the report of a deadlock"),
     "metal": ("metal", "lines", "real ranks: from the last move to the report, after a lost rank, against mp.spawn"),
-    "shares": ("shares", "report", "[N]: where the time of a check goes"),
     "acceptance": ("acceptance", "report", "[N]: share of draws proved exact, and floors, by family and type"),
     "steps": ("steps", "report", "[N]: share of cases exact at step 6, by optimizer"),
     "coverage": ("coverage", "report", "[N]: facts about cases, and pairs of facts, that N cases a law reach"),

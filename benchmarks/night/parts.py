@@ -51,7 +51,6 @@ _TABLES: Final[tuple[tuple[tuple[str, ...], float], ...]] = (
     (("acceptance",), 400.0),
     (("steps",), 400.0),
     (("coverage", "60"), 600.0),
-    (("shares",), 100.0),
     (("private",), 200.0),
 )
 """Studies that documents quote, whole; ``diagnosis``, which is long, is cut below.
