@@ -166,9 +166,11 @@ HARMLESS: Final = frozenset(
         *("starts_python_beside", "never_exits", "shares_memory", "closes_its_streams", "closes_everything"),
         *("prints_at_length", "ignores_signals", "traces", "holds_a_lock_of_its_module", "holds_a_lock_in_an_object"),
         *("stops_itself", "leaves_a_thread_at_load", "forks_at_load"),
+        *("calls_alone_on_all", "calls_another_on_all"),
     }
 )
-"""``holds_...`` on all ranks alone. Who stops is set going again where somebody looks after it."""
+"""``holds_...`` on all ranks alone. Who stops is set going again where somebody looks after it. What all ranks call
+alike, if to no end, is right."""
 
 
 class _Trainer:
