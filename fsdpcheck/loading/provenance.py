@@ -200,7 +200,7 @@ def _distributions() -> Mapping[str, tuple[str, Path]]:
 
 def _modules() -> Iterator[tuple[str, str]]:
     """(top package, file) of each loaded module that has a file; not of fsdpcheck, nor of what started the process."""
-    for name, module in list(sys.modules.items()):
+    for name, module in sys.modules.copy().items():
         found = getattr(module, "__dict__", {}).get("__file__")  # not by getattr: a lazy module would be loaded
         top = name.partition(".")[0]
         if isinstance(found, str) and top not in ("fsdpcheck", "__main__", "__mp_main__"):

@@ -21,7 +21,7 @@ _HOOKED: Final = ("torch.nn.modules.module", "torch.optim.optimizer")
 
 def table() -> Iterator[Setting]:
     """A setting for each container, of modules that are loaded now."""
-    for name, module in list(sys.modules.items()):
+    for name, module in sys.modules.copy().items():
         if name.startswith("torch.") and isinstance(module, ModuleType):
             scope: Scope = "rank" if name in _HOOKED else "process"
             for attribute in hooks_of(module):

@@ -38,7 +38,7 @@ class Fingerprint:
 
 def _homes() -> Iterator[Any]:
     """Modules of fsdpcheck and the classes made in them."""
-    for name, module in list(sys.modules.items()):
+    for name, module in sys.modules.copy().items():
         if name.partition(".")[0] == _OURS and isinstance(module, ModuleType):
             yield module
             yield from (made for made in vars(module).values() if isinstance(made, type) and made.__module__ == name)

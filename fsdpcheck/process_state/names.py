@@ -218,7 +218,7 @@ class Names:
             self._trifles.pop().save()
         if len(sys.modules) == self._modules:
             return
-        loaded, self._modules = dict(sys.modules), len(sys.modules)
+        loaded, self._modules = sys.modules.copy(), len(sys.modules)
         ours = (module for name, module in loaded.items() if name.startswith("fsdpcheck"))
         named = {value.__name__ for module in ours for value in vars(module).values() if _is_module(value)}
         self._named |= {name for name in named if name.partition(".")[0] in sys.stdlib_module_names}

@@ -136,7 +136,7 @@ def _slots(module: ModuleType) -> Iterator[tuple[Any, str, Any]]:
 def modules_of(reference: str) -> list[ModuleType]:
     """The modules of an implementation that is loaded: the one that ``reference`` names, and what it uses."""
     target = reference.rpartition(":")[0]
-    homes = [module for name, module in list(sys.modules.items()) if target in (name, _file(module))]
+    homes = [module for name, module in sys.modules.copy().items() if target in (name, _file(module))]
     return list({module.__name__: module for home in homes for module in _modules(home)}.values())
 
 

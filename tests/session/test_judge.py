@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import replace
 
 import pytest
@@ -17,10 +18,11 @@ PLAN = Plan((TOY,), ("toy.completes", "toy.small", "toy.crashes", "toy.secret"),
 
 
 @pytest.fixture(scope="module")
-def judge() -> Judge:
+def judge() -> Iterator[Judge]:
     found = Judge(replace(PLAN, confirm=False))
     found.begin()
-    return found
+    yield found
+    found.rest()
 
 
 def test_it_says_what_a_session_says_in_whatever_order_it_is_asked(judge: Judge) -> None:

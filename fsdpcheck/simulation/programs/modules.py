@@ -44,7 +44,7 @@ def _is_a_users(path: str) -> bool:
 def loaded() -> tuple[list[ModuleType], list[str]]:
     """A user's modules that are imported by now, and the names of those of them that are C code."""
     found: dict[str, ModuleType] = {}
-    for module in list(sys.modules.values()):
+    for module in sys.modules.copy().values():
         file = getattr(module, "__dict__", {}).get("__file__")
         if isinstance(file, str) and os.path.isabs(file) and is_a_users(file):
             found[module.__name__] = module

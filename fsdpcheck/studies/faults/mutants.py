@@ -123,7 +123,7 @@ def _module(name: str) -> ModuleType:
     """The module of a dotted name or of a file, which an adapter has imported by then."""
     if not name.endswith(".py"):
         return importlib.import_module(name)
-    for module in list(sys.modules.values()):
+    for module in sys.modules.copy().values():
         if getattr(module, "__file__", None) == name:
             return module
     raise ImportError(f"no module of {name} has been imported")
