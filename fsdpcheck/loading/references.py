@@ -12,14 +12,14 @@ import os
 import sys
 import sysconfig
 import traceback
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from importlib import metadata
 from pathlib import Path
 from types import ModuleType
 from typing import Any, Final
 
-from fsdpcheck.errors import MissingDependency, UsageError, excerpt, spelling
+from fsdpcheck.errors import MissingDependency, UsageError, excerpt, explain, spelling
 
 _OTHERS: Final = (str(Path(__file__).parent.parent), *map(sysconfig.get_path, ("stdlib", "purelib", "platlib")))
 """Where code lies that is no user's own: fsdpcheck, Python, and what is installed."""
@@ -103,12 +103,33 @@ def _file_module(path: Path, ref: str, kind: Kind) -> ModuleType:
     sys.modules[name] = module  # before it runs: dataclasses and pickle look their module up
     if str(path.parent) not in sys.path:
         sys.path.insert(_before_packages(), str(path.parent))
+    before = sys.modules.copy()
     try:
         spec.loader.exec_module(module)
     except (Exception, SystemExit) as error:
         del sys.modules[name]
         raise _import_error(error, ref, name, kind) from error
+    _require_from_beside(path, ref, kind, sys.modules.keys() - before.keys())
     return module
+
+
+def _require_from_beside(path: Path, ref: str, kind: Kind, imported: Iterable[str]) -> None:
+    """Raise what ``kind`` raises if one of ``imported`` lies beside ``path`` and came from elsewhere, as by PYTHONPATH.
+
+    A stale copy would be judged. Python's own modules come before a file of their name, and are meant.
+    """
+    for name in sorted(each for each in imported if "." not in each and each not in sys.stdlib_module_names):
+        here = [each for each in (path.parent / f"{name}.py", path.parent / name / "__init__.py") if each.is_file()]
+        came = getattr(sys.modules[name], "__file__", None)
+        if here and isinstance(came, str) and os.path.realpath(came) not in map(os.path.realpath, here):
+            raise kind.error(
+                explain(
+                    f"{kind.word} {ref!r} imports another {name} than lies beside it",
+                    got=came,
+                    wanted=here[0],
+                    then="take the other's folder off the import path (PYTHONPATH), or this file away",
+                )
+            )
 
 
 def _before_packages() -> int:

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from fsdpcheck.errors import UsageError
 from fsdpcheck.loading import references
 
 KIND = references.Kind("thing")
@@ -18,3 +19,22 @@ def test_a_file_is_loaded_whose_name_the_locale_cannot_read(tmp_path: Path) -> N
     path = tmp_path / os.fsdecode(b"\xff ff.py")
     path.write_text("value = 7\n")
     assert references.load(f"{path}:value", KIND) == 7
+
+
+def test_a_stale_copy_of_what_lies_beside_a_file_is_not_taken_for_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As PYTHONPATH has it: the import path has the copy first."""
+    for folder, value in (("here", 1), ("stale", 2)):
+        (tmp_path / folder).mkdir()
+        (tmp_path / folder / "sharded_twin.py").write_text(f"value = {value}\n")
+    adapter = tmp_path / "here" / "adapter.py"
+    adapter.write_text("from sharded_twin import value\n")
+    monkeypatch.syspath_prepend(tmp_path / "stale")
+    with pytest.raises(UsageError) as raised:
+        references.load(f"{adapter}:value", KIND)
+    assert "imports another sharded_twin than lies beside it" in str(raised.value)
+    assert str(tmp_path / "stale" / "sharded_twin.py") in str(raised.value)
+    (adapter.parent / "second.py").write_text("import random\nvalue = 3\n")
+    (adapter.parent / "random.py").write_text("")  # Python's own comes first, and is meant
+    assert references.load(f"{adapter.parent / 'second.py'}:value", KIND) == 3
