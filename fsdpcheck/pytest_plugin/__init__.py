@@ -42,6 +42,8 @@ _COLLECTED = pytest.StashKey[Any]()
 """The judge of this process, collected.Collected."""
 _HEARD = pytest.StashKey[list[own_tests.Told]]()
 _ON_REAL_RANKS: Final = "asked on real ranks alone: --fsdpcheck-engine processes"
+_LAWS: Final = "fsdpcheck.properties"
+"""Where an argument names them, the processes that they need are prepared while the tests are collected."""
 _VAIN: Final = (
     "nothing was checked: none of these laws is promised by an adapter that was named; next: choose other laws,"
     " or add the promise to the adapter's Features"
@@ -89,6 +91,15 @@ def _declared(ref: str) -> Features:
     from fsdpcheck.engines._common import hosts
 
     return hosts.declared(ref).features
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection(session: pytest.Session) -> None:
+    collects = not session.config.pluginmanager.has_plugin("dsession")  # xdist has its workers collect
+    if collects and any(_LAWS in argument for argument in session.config.args):
+        from fsdpcheck.engines._common import hosts
+
+        hosts.prepare(session.config.stash[_PLAN].adapters[0])
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:

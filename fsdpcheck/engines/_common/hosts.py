@@ -16,6 +16,7 @@ from fsdpcheck.case import TrainingCase
 from fsdpcheck.engines._simulated import questions
 from fsdpcheck.engines._simulated.questions import Cover, Declare, Require
 from fsdpcheck.errors import AdapterError
+from fsdpcheck.processes import fork_server
 from fsdpcheck.processes.remote import Died, Remote
 
 _SERVICE: Final = "fsdpcheck.engines._simulated.service"
@@ -42,6 +43,14 @@ def of(reference: str) -> Remote:
         _cover(_hosts[oldest], oldest)
         _hosts.pop(oldest).close()
     return host
+
+
+def prepare(reference: str) -> None:
+    """Have what the processes are forked from started, which imports torch meanwhile, for ``reference`` to come first.
+
+    Raises nothing for a reference that names nothing: whoever asks for its process is answered so.
+    """
+    fork_server.context(adapters.modules_of(reference))
 
 
 def cover(folder: str, law: str) -> None:
