@@ -5,6 +5,7 @@ A file is imported as a module under a name of its own, once in a process. Nothi
 
 from __future__ import annotations
 
+import ast
 import hashlib
 import importlib
 import importlib.util
@@ -109,27 +110,47 @@ def _file_module(path: Path, ref: str, kind: Kind) -> ModuleType:
     except (Exception, SystemExit) as error:
         del sys.modules[name]
         raise _import_error(error, ref, name, kind) from error
-    _require_from_beside(path, ref, kind, sys.modules.keys() - before.keys())
+    _require_from_beside(path, ref, kind, (sys.modules.keys() - before.keys()) | _named_in(path))
     return module
 
 
-def _require_from_beside(path: Path, ref: str, kind: Kind, imported: Iterable[str]) -> None:
-    """Raise what ``kind`` raises if one of ``imported`` lies beside ``path`` and came from elsewhere, as by PYTHONPATH.
+def _named_in(path: Path) -> set[str]:
+    """What a file's own text imports, in its functions too: modules that lie beside it, or anywhere."""
+    named = set()
+    for node in ast.walk(ast.parse(path.read_bytes(), path)):
+        if isinstance(node, ast.Import):
+            named |= {each.name.partition(".")[0] for each in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
+            named.add(node.module.partition(".")[0])
+    return named
 
-    A stale copy would be judged. Python's own modules come before a file of their name, and are meant.
+
+def _require_from_beside(path: Path, ref: str, kind: Kind, imported: Iterable[str]) -> None:
+    """Raise what ``kind`` raises if one of ``imported`` lies beside ``path`` and came from elsewhere.
+
+    As by PYTHONPATH, or by another file's import of a name that both have beside them: another's code would be judged.
+    Python's own modules come before a file of their name, and are meant.
     """
     for name in sorted(each for each in imported if "." not in each and each not in sys.stdlib_module_names):
         here = [each for each in (path.parent / f"{name}.py", path.parent / name / "__init__.py") if each.is_file()]
-        came = getattr(sys.modules[name], "__file__", None)
-        if here and isinstance(came, str) and os.path.realpath(came) not in map(os.path.realpath, here):
+        came = _origin(name) if here else None
+        if came is not None and os.path.realpath(came) not in map(os.path.realpath, here):
             raise kind.error(
                 explain(
                     f"{kind.word} {ref!r} imports another {name} than lies beside it",
                     got=came,
                     wanted=here[0],
-                    then="take the other's folder off the import path (PYTHONPATH), or this file away",
+                    then="take the other's folder off the import path (PYTHONPATH), or name one of the two otherwise",
                 )
             )
+
+
+def _origin(name: str) -> str | None:
+    """The file of a module that is imported, or that an import would find."""
+    if name in sys.modules:
+        return getattr(sys.modules[name], "__file__", None)
+    found = importlib.util.find_spec(name)
+    return found.origin if found is not None and found.has_location else None
 
 
 def _before_packages() -> int:

@@ -38,3 +38,21 @@ def test_a_stale_copy_of_what_lies_beside_a_file_is_not_taken_for_it(
     (adapter.parent / "second.py").write_text("import random\nvalue = 3\n")
     (adapter.parent / "random.py").write_text("")  # Python's own comes first, and is meant
     assert references.load(f"{adapter.parent / 'second.py'}:value", KIND) == 3
+
+
+def test_a_module_that_two_files_have_beside_them_is_one_in_a_process_and_the_second_file_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also where a function of the second imports it: what is imported already comes first."""
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    for folder in ("first", "second"):
+        (tmp_path / folder).mkdir()
+        (tmp_path / folder / "helper_twin.py").write_text(f"value = {folder!r}\n")
+        text = "from helper_twin import value\n" if folder == "first" else "def value():\n    import helper_twin\n"
+        (tmp_path / folder / "adapter.py").write_text(text)
+    assert references.load(f"{tmp_path / 'first' / 'adapter.py'}:value", KIND) == "first"
+    with pytest.raises(UsageError) as raised:
+        references.load(f"{tmp_path / 'second' / 'adapter.py'}:value", KIND)
+    del sys.modules["helper_twin"]
+    assert f"got     {tmp_path / 'first' / 'helper_twin.py'}" in str(raised.value)
+    assert f"wanted  {tmp_path / 'second' / 'helper_twin.py'}" in str(raised.value)
