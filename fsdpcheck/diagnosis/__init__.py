@@ -89,7 +89,8 @@ def of_update(answer: Answer, step: int, got: Mapping[str, Tensor]) -> Causes | 
         return found or None
     given, slack = _given(case, wanted, step, got)
     if _within(case, wanted, given, slack):
-        return [*clip_factors.undeclared_in(answer, step, given), *found] or None
+        undeclared = clip_factors.undeclared_in(answer, step, got, explains) if explains is not None else []
+        return [*undeclared, *found] or None
     return [*_of_given(answer, step, given, slack), *found]
 
 
@@ -107,7 +108,7 @@ def of_gradient(answer: Answer, step: int, got: Mapping[str, Tensor]) -> Causes 
     if answer.case.step.max_grad_norm is not None:
         return found or None
     if _within(answer.case, wanted, given, slack):
-        return [*clip_factors.undeclared_in(answer, step, given), *found] or None
+        return [*clip_factors.undeclared_in(answer, step, got, dict), *found] or None
     return [*_of_given(answer, step, given, slack), *found]
 
 

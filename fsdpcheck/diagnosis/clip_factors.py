@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from typing import Literal
 
@@ -68,16 +68,24 @@ def undeclared(answer: Answer, step: int, mine: list[int], got: Tensor) -> list[
     return [cause] if torch.equal(got, found[mine]) and not torch.equal(got, right) else None
 
 
-def undeclared_in(answer: Answer, step: int, given: Named) -> list[Cause]:
-    """The same of a gradient that is right up to rounding, read off the instrument of a probe."""
+def undeclared_in(
+    answer: Answer, step: int, got: Mapping[str, Tensor], explains: Callable[[Named], Named]
+) -> list[Cause]:
+    """The same of what is right up to rounding, read off the instrument of a probe.
+
+    ``explains``: what ``got`` would be for a gradient.
+    """
     wanted = answer.steps[step]
     if answer.case.step.clipping != "probe" or len(answer.clip_norms) > 1 or not len(wanted.samples):
         return []
     places = [sample - step * answer.case.layout.batch_size for sample in wanted.samples]
-    read, right = given[INSTRUMENT][places, 0], wanted.released[INSTRUMENT].double()[places, 0]
+    right = wanted.used[INSTRUMENT].double()
     cause, found = _undeclared(answer, step)
-    same = torch.equal(read, found.double() * (right / wanted.factors.double()))
-    return [cause] if same and not torch.equal(read, right) else []
+    other = right.clone()
+    other[places, 0] = found.double() * (right[places, 0] / wanted.factors.double())
+    said = explains({**wanted.used, INSTRUMENT: other.to(wanted.used[INSTRUMENT].dtype)})[INSTRUMENT]
+    same = torch.equal(got[INSTRUMENT].double(), said.double())
+    return [cause] if same and not torch.equal(said, explains(wanted.used)[INSTRUMENT]) else []
 
 
 def _undeclared(answer: Answer, step: int) -> tuple[Cause, Tensor]:

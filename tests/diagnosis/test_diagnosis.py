@@ -117,7 +117,7 @@ def test_eps_gone_wrong_is_named() -> None:
 
 def test_an_undeclared_expression_of_right_factors_is_named() -> None:
     case = clipped("probe")
-    case = replace(case, step=replace(case.step, clip_norm=7))  # scaling by a power of two would round nothing
+    case = replace(case, step=replace(case.step, clip_norm=3))  # scaling by a power of two would round nothing
     right, other = oracle.answer(case), oracle.answer(case, FactorRule(expression="reciprocal"))
     everywhere = [(rank, local_rows(case, 0, rank, right.steps[0].samples)) for rank in range(case.world_size)]
     declare = "declare FactorRule(expression='reciprocal')"
@@ -125,7 +125,8 @@ def test_an_undeclared_expression_of_right_factors_is_named() -> None:
     def said(found: Answer) -> list[str]:
         factors = found.steps[0].factors
         by_rank = [named(diagnosis.of_factors(right, 0, rank, factors[rows])) for rank, rows in everywhere]
-        return ["".join(by_rank), named(diagnosis.of_gradient(right, 0, found.steps[0].released))]
+        updated = named(diagnosis.of_update(right, 0, found.steps[0].after))
+        return ["".join(by_rank), named(diagnosis.of_gradient(right, 0, found.steps[0].released)), updated]
 
     assert all(declare in text for text in said(other))
     assert not any(declare in text for text in said(right))
