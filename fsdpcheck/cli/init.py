@@ -13,7 +13,9 @@ from fsdpcheck.errors import HOLDS, UsageError, explain, reading
 
 _KINDS: Final = {
     "ddp": "DistributedDataParallel",
+    "fsdp1": "FullyShardedDataParallel, flat parameters",
     "fsdp2": "fully_shard",
+    "private": "an engine that clips each sample and adds noise (DP-SGD)",
     "step": "a step that is written by hand",
 }
 _ADAPTER: Final = Path("fsdpcheck_adapter.py")
@@ -23,7 +25,7 @@ _SETTINGS: Final = f"""[{TABLE}]
 adapter = ["{_ADAPTER}:adapter"]
 profile = "quick"
 """
-_EPILOG: Final = "kinds:\n" + "\n".join(f"  {kind:<6} {what}" for kind, what in _KINDS.items())
+_EPILOG: Final = "kinds:\n" + "\n".join(f"  {kind:<7} {what}" for kind, what in _KINDS.items())
 
 
 def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
