@@ -25,8 +25,9 @@ _MANY: Final = 3
 def spread(cases: Sequence[Case], count: int) -> list[Case]:
     """``cases`` in another order: first ``count`` that cover the most pairs of kinds for their price, then the others.
 
-    The same cases in the same order give the same order. Of equally good ones the first comes first. What was drawn
-    once more comes last: it must not stand for a case that was not judged yet.
+    The same cases in the same order give the same order. Of equally good ones the first comes first. Among the first
+    is a case of each number of ranks that was drawn, as far as ``count`` allows: large worlds are dear, and would be
+    left out. What was drawn once more comes last: it must not stand for a case that was not judged yet.
     """
     distinct = list(dict.fromkeys(cases))
     again = list((Counter(cases) - Counter(distinct)).elements())
@@ -36,11 +37,17 @@ def spread(cases: Sequence[Case], count: int) -> list[Case]:
 def _spread(cases: Sequence[Case], count: int) -> list[Case]:
     masks, left, covered = _masks(cases), list(range(len(cases))), 0
     order: list[int] = []
-    for _ in range(min(count, len(cases))):
-        best = max(left, key=lambda one: ((masks[one] & ~covered).bit_count() / price(cases[one]), -one))
+
+    def take(among: Sequence[int]) -> None:
+        nonlocal covered
+        best = max(among, key=lambda one: ((masks[one] & ~covered).bit_count() / price(cases[one]), -one))
         left.remove(best)
         order.append(best)
         covered |= masks[best]
+
+    for free in range(min(count, len(cases)), 0, -1):
+        missing = {cases[one].world_size for one in left} - {cases[one].world_size for one in order}
+        take([one for one in left if cases[one].world_size in missing] if len(missing) >= free else left)
     return [cases[one] for one in (*order, *left)]
 
 

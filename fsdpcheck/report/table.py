@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections import Counter
-from collections.abc import Container, Iterable, Mapping, Sequence
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from typing import Final
 
 from fsdpcheck.errors import HOLDS
@@ -97,14 +98,29 @@ def unaccepted(ledger: Ledger, verbose: bool = True) -> str:
 
 
 def undrawn(ledger: Ledger) -> str:
-    """A line an adapter: the traits it accepts that no judged case of any law demanded; "" where there are none."""
+    """A line an adapter: the traits it accepts that no judged case of any law demanded; "" where there are none.
+
+    And a line for each number of ranks that was requested and that laws which hold had in no case.
+    """
     lines = []
     for adapter in ledger.plan.adapters:
         judged = [v for v in ledger.verdicts.values() if v.adapter == adapter and v.status == "holds" and v.undrawn]
         never = set.intersection(*(set(verdict.undrawn) for verdict in judged)) if judged else set()
         if never:
             lines.append(f"{adapter}: accepted, but in no case of these laws: {', '.join(sorted(never))}")
-    return "\n".join(lines + ["(law by law: undrawn in --json)"] * bool(lines))
+    lines += ["(law by law: undrawn in --json)"] * bool(lines)
+    return "\n".join([*lines, *_sizes_without_a_case(ledger)])
+
+
+def _sizes_without_a_case(ledger: Ledger) -> Iterator[str]:
+    for adapter, size in itertools.product(ledger.plan.adapters, dict.fromkeys(ledger.plan.world_sizes)):
+        holding = [v for v in ledger.verdicts.values() if v.adapter == adapter and v.status == "holds"]
+        without = [verdict.law for verdict in holding if f"W={size}" not in verdict.census]
+        if without:
+            names = ", ".join(without[:_NAMED]) + f" and {len(without) - _NAMED} more" * (len(without) > _NAMED)
+            ranks = "rank was" if size == 1 else "ranks were"
+            told = f"{size} {ranks} requested, in no case of {len(without)} of the {len(holding)} laws that hold"
+            yield f"{adapter}: {told}: {names}"
 
 
 def left(ledger: Ledger) -> str:

@@ -46,6 +46,16 @@ def test_an_equal_case_is_judged_last_and_a_dear_one_after_a_cheap_one_that_has_
     assert spread([one, dear], 0) == [one, dear]
 
 
+def test_each_number_of_ranks_that_was_drawn_is_among_the_first_as_far_as_they_suffice() -> None:
+    features = adapters.declared("reference").features
+    drawn = Batch(strategies.cases_of(strategies.PLAIN, features, (1, 2, 5, 13)), 60, 5, 60).draw().cases
+    assert {case.world_size for case in spread(drawn, 10)[:10]} == {1, 2, 5, 13}
+    assert {case.world_size for case in spread(drawn, 4)[:4]} == {1, 2, 5, 13}
+    assert len({case.world_size for case in spread(drawn, 3)[:3]}) == 3
+    cheap = [a_case(world, 1) for world in (1, 1, 2)]
+    assert spread(cheap, 1) == [cheap[0], cheap[2], cheap[1]]
+
+
 def test_what_a_case_is_like_is_told_by_words_and_small_numbers_and_never_by_its_seed() -> None:
     small = a_case(1, 1)
     assert kinds(replace(small, seed=7)) == kinds(small)
