@@ -56,3 +56,13 @@ def test_a_module_that_two_files_have_beside_them_is_one_in_a_process_and_the_se
     del sys.modules["helper_twin"]
     assert f"got     {tmp_path / 'first' / 'helper_twin.py'}" in str(raised.value)
     assert f"wanted  {tmp_path / 'second' / 'helper_twin.py'}" in str(raised.value)
+
+
+def test_a_module_of_ours_is_loaded_without_the_working_folder(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ranks of the console script load probes, and it was reported that they leave the import path changed."""
+    monkeypatch.setattr(sys, "path", [entry for entry in sys.path if entry and Path(entry) != Path.cwd()])
+    before = list(sys.path)
+    assert references.load("fsdpcheck.errors:UsageError", KIND) is UsageError
+    assert sys.path == before
+    references.load("json:dumps", KIND)
+    assert sys.path == [str(Path.cwd()), *before]
