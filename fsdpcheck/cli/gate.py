@@ -24,7 +24,7 @@ from fsdpcheck.session.waivers import Waiver, applied
 from fsdpcheck.session.waivers import read as read_waivers
 
 _BASELINE: Final = Path("fsdpcheck-baseline.json")
-_SETTINGS: Final = Path("pyproject.toml")
+SETTINGS: Final = Path("pyproject.toml")
 _NEXT: Final = "next: judge it again, or write what is judged now with --update and have that reviewed"
 _EPILOG: Final = """settings:
   [tool.fsdpcheck]                    in pyproject.toml, keys as the options above without --
@@ -61,7 +61,7 @@ def expanded(words: list[str]) -> list[str]:
     known = argparse.ArgumentParser(prog="fsdpcheck gate", add_help=False)
     _add(known)
     sessions.add(known)
-    return ["gate", *settings.words(known, words[1:], _SETTINGS), *words[1:]]
+    return ["gate", *settings.words(known, words[1:], SETTINGS), *words[1:]]
 
 
 def _add(gate: argparse.ArgumentParser) -> None:
@@ -73,11 +73,11 @@ def _add(gate: argparse.ArgumentParser) -> None:
 def _gate(options: argparse.Namespace) -> int:
     if not options.adapter and not options.parallelize and not options.model:
         what = "nothing says what this gate judges"
-        got = "no adapter on the command line" + ("" if _SETTINGS.exists() else f", and no {_SETTINGS} here")
-        then = f"name it under [tool.fsdpcheck] in {_SETTINGS}: adapter = ['...']; `fsdpcheck init` writes all of it"
+        got = "no adapter on the command line" + ("" if SETTINGS.exists() else f", and no {SETTINGS} here")
+        then = f"name it under [tool.fsdpcheck] in {SETTINGS}: adapter = ['...']; `fsdpcheck init` writes all of it"
         raise UsageError(explain(what, got=got, then=then))
     wanted = None if options.update else baseline.read(options.baseline)
-    waivers = read_waivers(_SETTINGS)
+    waivers = read_waivers(SETTINGS)
 
     def hold(ledger: Ledger) -> None:
         """Have the session say which findings are waived, and what makes it red beside its own verdicts."""

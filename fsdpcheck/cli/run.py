@@ -6,7 +6,8 @@ import argparse
 import sys
 from pathlib import Path
 
-from fsdpcheck.cli import blocks, covered, sessions
+from fsdpcheck.cli import blocks, covered, gate, sessions, settings
+from fsdpcheck.cli.exits import say
 from fsdpcheck.errors import UsageError
 from fsdpcheck.findings.verdict import exit_code
 from fsdpcheck.report import colour
@@ -51,6 +52,9 @@ def _run(options: argparse.Namespace) -> int:
             ledger = sessions.told(options, folder=folder)
             print(covered.reached(folder, options.coverage, colour.painter(sys.stdout)), flush=True)
         return ledger.exit_code
+    if not (options.adapter or options.parallelize or options.model) and settings.are_in(gate.SETTINGS):
+        what = f"[{settings.TABLE}] of {gate.SETTINGS} is read by `fsdpcheck gate`; this run judges"
+        say(f"fsdpcheck: {what} {', '.join(sessions.plan_of(options).adapters)}")
     codes = []
     for block in blocks.each(options):
         ledger = sessions.told(block, goes_on=block.resume)

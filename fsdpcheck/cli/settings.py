@@ -42,6 +42,14 @@ def words(parser: argparse.ArgumentParser, given: Sequence[str], file: Path) -> 
     return [word for name, said in found.items() if name not in replaced for word in said]
 
 
+def are_in(file: Path) -> bool:
+    """Whether ``file`` has such a table; one that cannot be read has none."""
+    try:
+        return any(True for _ in _of_file(file))
+    except UsageError:
+        return False
+
+
 def _of_file(file: Path) -> Iterator[tuple[str, Any, str]]:
     """(key, value, "file:line") of each setting; nothing where there is no such file or table."""
     if not file.exists():

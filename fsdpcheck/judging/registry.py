@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import inspect
 import pkgutil
+import sys
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Protocol, get_args
 
@@ -123,7 +124,13 @@ def _register(found: Law) -> None:
     if found.name in LAWS:
         raise UsageError(f"two laws are called {found.name!r}: {LAWS[found.name].where} and {found.where}")
     if not found.statement:
-        raise UsageError(f"law {found.name!r} at {found.where} has no docstring: say what it guarantees")
+        stripped = sys.flags.optimize > 1
+        then = (
+            "run Python without -OO or PYTHONOPTIMIZE=2, which strip docstrings"
+            if stripped
+            else "say what it guarantees"
+        )
+        raise UsageError(explain(f"law {found.name!r} has no docstring", where=found.where, then=then))
     LAWS[found.name] = found
     if found.file:
         registered.laws.append(found.name)

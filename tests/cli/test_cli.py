@@ -256,6 +256,35 @@ def test_accepted_traits_that_no_case_demanded_are_said(tmp_path: Path, worlds: 
     assert set(verdict["undrawn"]) == accepted - set(verdict["census"])
 
 
+def test_a_run_beside_settings_of_a_gate_says_that_it_does_not_read_them(tmp_path: Path) -> None:
+    (tmp_path / "pyproject.toml").write_text("[tool.fsdpcheck]\nadapter = ['mine.py:adapter']\n")
+    said = "[tool.fsdpcheck] of pyproject.toml is read by `fsdpcheck gate`; this run judges fsdp1, fully_shard, "
+    assert said in run(tmp_path, "run", "--law", "none.such")[2]
+    assert said not in run(tmp_path, "run", "--law", "none.such", "--adapter", "ddp")[2]
+    (tmp_path / "pyproject.toml").write_text("[tool.others]\n")
+    assert said not in run(tmp_path, "run", "--law", "none.such")[2]
+
+
+def test_numbers_of_ranks_that_were_requested_are_judged_and_those_in_no_case_are_said(tmp_path: Path) -> None:
+    """Seven ranks are dear, and cases of them were left out in silence; a law of pairs of ranks says nothing on one."""
+    (tmp_path / "test_pairs.py").write_text(
+        "from fsdpcheck import strategies\n"
+        "from fsdpcheck.laws import law\n"
+        "@law('toy.pairs', promise='plain', space=strategies.PLAIN.but(ranks=2))\n"
+        "def test_pairs(case, run):\n"
+        '    """It runs. Source: no public report known."""\n'
+        "    run(case)\n"
+    )
+    arguments = ["--world-size", "1,2,7", "--json", "out.json", "--laws", "test_pairs.py", "--laws", LAWS]
+    code, out, err = run(tmp_path, "run", "--adapter", TOY, "--law", "toy.completes,toy.pairs", *arguments)
+    assert code == 0, out + err
+    judged = {one["law"]: one["census"] for one in json.loads((tmp_path / "out.json").read_text())["verdicts"]}
+    assert {"W=1", "W=2", "W=7"} <= judged["toy.completes"].keys()
+    assert judged["toy.pairs"].keys() >= {"W=2", "W=7"}
+    assert "1 rank was requested, in no case of 1 of the 2 laws that hold: toy.pairs" in out
+    assert "7 ranks were requested" not in out
+
+
 def test_a_promise_without_what_its_laws_judge_by_has_code_2(tmp_path: Path) -> None:
     (tmp_path / "mine.py").write_text(
         "from fsdpcheck.adapter import Features\n"

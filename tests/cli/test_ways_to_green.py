@@ -98,7 +98,7 @@ WAYS: Final[dict[str, Way]] = {
     ),
     "Python without asserts": Way(1, "FINDING", edits={"train.py": FORGETS}, environment={"PYTHONOPTIMIZE": "1"}),
     "Python without docstrings": Way(
-        2, "has no docstring", edits={"train.py": FORGETS}, environment={"PYTHONOPTIMIZE": "2"}
+        2, "run Python without -OO", edits={"train.py": FORGETS}, environment={"PYTHONOPTIMIZE": "2"}
     ),
     "an environment that updates": Way(
         1, "FINDING", edits={"train.py": FORGETS}, environment={"FSDPCHECK_UPDATE": "1"}
