@@ -118,6 +118,8 @@ class Features:
     otherwise, by an ulp; whoever applies it elsewhere does not accept "real". ``factor``, ``global_norm``,
     ``arithmetic``: by which conventions it computes. ``axes``: those that a mesh of its can have (case/axes.py, which
     says along which of them ranks have the same samples); "dp_replicate" beside "dp_shard" is the trait "hsdp".
+    ``owned``: axes along which one rank alone has a parameter, as a stage of a pipeline has its layers; the others
+    leave it out of what they show, and are taken to have what it shows.
     ``gauge``: whether it reduces and clips the layer that the harness puts beside a user's own model; if not, that has
     a gradient of zero in plain training. ``functions``: whether it is made of a user's functions, which declare nothing
     by themselves: what they need that is not there is then an error and no finding (judging/unfit.py).
@@ -136,6 +138,7 @@ class Features:
     max_world_size: int | None = None
     reasons: Mapping[str, str] = field(default_factory=dict)
     axes: frozenset[Axis] = frozenset({"dp_shard"})
+    owned: frozenset[Axis] = frozenset()
     gauge: bool = True
     functions: bool = False
     rank_local: tuple[str, ...] = ()

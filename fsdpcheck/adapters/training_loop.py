@@ -88,7 +88,8 @@ class TrainingLoop:
 
     ``model``: what is called. ``named``: the module whose ``named_parameters()`` are the canonical ones, of which
     values and gradients are shown, ``model`` itself if None. ``optimizer``: ``Setup.optimizer`` of its parameters if
-    None. Where an implementation does one of these its own way, override that method.
+    None, of nothing that is trained where it has none, as a stage without layers. Where an implementation does one of
+    these its own way, override that method.
     """
 
     def __init__(
@@ -100,7 +101,8 @@ class TrainingLoop:
     ) -> None:
         self.model, self.setup = model, setup
         self.named = named if named is not None else model
-        self.optimizer = optimizer if optimizer is not None else setup.optimizer(model.parameters())
+        trained = list(model.parameters()) or [nn.Parameter(torch.zeros(1))]  # torch's optimizers take no empty list
+        self.optimizer = optimizer if optimizer is not None else setup.optimizer(trained)
         self._grad_norm: Tensor | None = None
 
     def step(self, batch: Batch) -> None:

@@ -51,12 +51,13 @@ class Piece:
 class Shown:
     """What a rank shows of a tensor that ``ranks`` have pieces of, itself among them: one whole of it together.
 
-    ``dtype``: the tensor's.
+    ``dtype``: the tensor's. ``owned``: some of them may show nothing of it.
     """
 
     piece: Piece
     dtype: torch.dtype
     ranks: tuple[int, ...]
+    owned: bool = False
 
 
 class NotPlaced(Exception):

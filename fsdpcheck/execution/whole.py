@@ -62,6 +62,7 @@ Named = MutableMapping[str, Any]
 def make_whole(ranks: Sequence[Named | None], what: str) -> None:
     """Put the tensors in the place of which ranks show pieces, for each rank that of its own companions.
 
+    What is owned is given to the companions too that show nothing of it.
     Raises NotWhole, before anything is changed, where a companion shows no piece, where a place is on no rank, and
     where two ranks that hold one place have not the same value of it.
     """
@@ -74,12 +75,18 @@ def make_whole(ranks: Sequence[Named | None], what: str) -> None:
         for name, value in list((named or {}).items()):
             if named is not None and isinstance(value, Shown):
                 named[name] = made[name, value.ranks]
+    for (name, companions), value in made.items():
+        for other in companions:
+            if (named := ranks[other]) is not None:
+                named.setdefault(name, value)
 
 
 def _together(ranks: Sequence[Named | None], rank: int, name: str, value: Shown, what: str) -> Tensor:
     pieces: dict[int, Piece] = {}
     for other in value.ranks:
         found = (ranks[other] or {}).get(name)
+        if found is None and value.owned:
+            continue
         if not isinstance(found, Shown) or found.ranks != value.ranks:
             has = "no piece" if found is None else "no piece of the same whole"
             raise NotWhole(f"{what} {name}: rank {rank} shows a piece of what {ranks_text(value.ranks)} have together,"

@@ -6,6 +6,7 @@ A piece is taken without a word to other ranks, so showing adds no collective to
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -24,6 +25,7 @@ class Showing:
 
     def __init__(self, adapter: Adapter, mesh: MeshSpec, rank: int) -> None:
         self._adapter, self._mesh, self._rank = adapter, mesh, rank
+        self._owned = adapter.features.owned & mesh.sizes.keys()
         self._pieces = Pieces()
 
     def named(self, values: object, method: str) -> dict[str, Any]:
@@ -43,6 +45,8 @@ class Showing:
 
     def _one(self, value: object, name: str, method: str) -> Tensor | Shown:
         try:
+            if self._owned and isinstance(value, Tensor):
+                return replace(self._of_part(Part(value, tuple(value.shape), self._owned)), owned=True)
             if isinstance(value, Part):
                 return self._of_part(value)
             if isinstance(value, Tensor) and is_dtensor(value):

@@ -16,6 +16,7 @@ from fsdpcheck.adapters.builtin.sequence_parallel import SequenceParallel
 from fsdpcheck.case import BatchLayout, LayerSpec, MeshSpec, ModelSpec, OptimizerSpec, StepSpec, TrainingCase
 from fsdpcheck.checks.training import assert_gradients_equal, assert_parameters_equal
 from fsdpcheck.engines.simulated import SimulatedEngine
+from fsdpcheck.errors import AdapterError
 from fsdpcheck.findings import tokens
 from fsdpcheck.findings.violation import Violation
 from fsdpcheck.judging.check import check_law
@@ -90,6 +91,14 @@ def test_mistakes_in_a_pipeline_are_found(mistake: str, law: str, engine: Simula
     verdict = check_law(chapters()[law], run, world_sizes=(2, 4), most=8, shrink=False)
     assert verdict.finding is not None
     assert verdict.finding.kind == "value"
+
+
+def test_stages_that_differ_in_what_each_says_to_own_are_no_whole(engine: SimulatedEngine) -> None:
+    run = Run(engine, "tests/toys/pipelines.py:apart")
+    with pytest.raises(
+        AdapterError, match=r"instrument.weight: ranks 0 and 1 both hold place \[0, 0\], and their values"
+    ):
+        run(replace(ALONG_TP, mesh=MeshSpec(axes=(("pp", 2),))))
 
 
 def test_a_mesh_that_deals_no_samples_out_asks_for_no_distributed_batch(engine: SimulatedEngine) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -10,7 +11,7 @@ from torch import Tensor, nn
 from torch.distributed.pipelining import ScheduleGPipe
 
 from fsdpcheck.adapters.builtin.pipeline import Loop, Pipeline
-from fsdpcheck.adapters.contract import Batch, Setup
+from fsdpcheck.adapters.contract import Batch, Part, Setup
 from fsdpcheck.adapters.training_loop import TrainingLoop
 
 
@@ -25,7 +26,7 @@ class OfOneStage(Loop):
     """Clips each stage by the norm of its own gradients."""
 
     def clip(self, limit: float) -> Tensor:
-        return torch.nn.utils.clip_grad_norm_(self._module.parameters(), limit)
+        return torch.nn.utils.clip_grad_norm_(self.model.parameters(), limit)
 
 
 class Keeping(Loop):
@@ -48,6 +49,13 @@ class Mistaken(Pipeline):
         return made
 
 
+class Apart(Loop):
+    """Shows for its own what another stage has too, and not as it is there: a layer of the first is on all."""
+
+    def parameters(self) -> Mapping[str, Tensor | Part]:
+        return {**super().parameters(), "instrument.weight": torch.full((1, 1), float(self._stage.stage_index))}
+
+
 class Alone(Pipeline):
     """Right, on stages alone."""
 
@@ -58,3 +66,4 @@ alone = Alone("stages alone", ScheduleGPipe)
 averaging = Pipeline("averages micro-batches", Averaging)
 of_one_stage = Mistaken("clips stage by stage", OfOneStage)
 keeping = Mistaken("keeps gradients", Keeping)
+apart = Mistaken("stages that differ", Apart)
