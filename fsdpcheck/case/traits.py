@@ -137,6 +137,7 @@ def _step_traits(case: TrainingCase) -> Iterator[Trait]:
         "weight-decay": step.optimizer.weight_decay > 0,
         "adam": step.optimizer.kind == "adam",
         "adamw": step.optimizer.kind == "adamw",
+        "matrix-optimizer": step.optimizer.kind == "newton_schulz",
         "schedule": step.optimizer.schedule != "constant",
         "resume": step.resume,
         "per-layer-clipping": step.clip_groups != "all",

@@ -15,7 +15,7 @@ Trait = Literal[
     "surrogates", "real", "adam", "schedule", "resume", "premultiply", "per-layer-clipping", "own-layers",
     "bfloat16", "tf32", "fractional-normaliser", "routed", "routed-private", "routed-alone", "reused",
     "reused-private", "evaluation", "inference-mode", "rebuilt", "parameter-groups", "one-row", "one-row-private",
-    "tied-apart", "thawed", "spelled-out-private", "unequal-micro-batches",
+    "tied-apart", "thawed", "spelled-out-private", "unequal-micro-batches", "matrix-optimizer",
 ]  # fmt: skip
 """A key of TRAITS; ``Case.requires()`` gives a case's set, and ``Features.accepts`` must cover it."""
 
@@ -114,5 +114,7 @@ TRAITS: Final[Mapping[Trait, TraitRow]] = {
                                     " per-sample clipping on a grid: its forward is run again, and no formula of its"
                                     " own is known of it", own=True, low_precision=False),
     "unequal-micro-batches": TraitRow("some ranks have one micro-batch fewer in a step", ranks=2),
+    "matrix-optimizer": TraitRow("an optimizer whose update of a matrix depends on all of it, as Muon's", _OPTIMIZER,
+                                 low_precision=False),
 }  # fmt: skip
 """Every trait."""

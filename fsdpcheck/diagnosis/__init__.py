@@ -22,6 +22,7 @@ from fsdpcheck.diagnosis import (
     clip_factors,
     conventions,
     joint_clipping,
+    matrix_updates,
     noise,
     norms,
     per_layer_clipping,
@@ -82,6 +83,7 @@ def of_update(answer: Answer, step: int, got: Mapping[str, Tensor]) -> Causes | 
         return _of_groups(answer, step, *_given(case, wanted, step, got)) if _readable(case) else None
     found = list(stood_still(case, wanted.before, {name: wanted.after[name] for name in wanted.used}, got))
     found += precision.updated(case, {name: wanted.after[name] for name in wanted.used}, got)
+    found += matrix_updates.updated(answer, step, got)
     if (explains := conventions.updated(case, wanted.before, step)) is not None:
         found += conventions.undeclared(answer, step, got, explains)
     found += _of_places(case, wanted, got, wanted.after)

@@ -59,7 +59,9 @@ CLIPPED_NORM: Final = "clipped by the global norm"
 GRADIENT: Final = "non-zero gradient"
 
 _OF_DATA: Final[frozenset[Axis]] = frozenset(axis for axis, row in AXES.items() if not row.same)
-_OF_OPTIMIZERS: Final = frozenset({LINEAR, "momentum", "weight-decay", "adam", "adamw", "schedule", "resume"})
+_OF_OPTIMIZERS: Final = frozenset(
+    {LINEAR, "momentum", "weight-decay", "adam", "adamw", "matrix-optimizer", "schedule", "resume"}
+)
 """Labels of the optimizers that are drawn."""
 _OF_SHARDS: Final[frozenset[Trait]] = frozenset({"uneven-rows", "rows<ranks"})
 

@@ -35,7 +35,7 @@ from fsdpcheck.exact.grid import EMPTY, bits, grid_exponent, premultiplies_exact
 from fsdpcheck.exact.operators import Bound
 from fsdpcheck.exact.surrogates import spelled_out
 from fsdpcheck.oracle import Answer, Named, StepAnswer, batched_step, low_precision
-from fsdpcheck.workload import batches, clip_groups, models, numerics
+from fsdpcheck.workload import batches, clip_groups, models, newton_schulz, numerics
 from fsdpcheck.workload.user_model import single_device
 
 _UNBOUNDED = Precision(EMPTY, EMPTY, EMPTY)
@@ -87,6 +87,9 @@ def prove(case: TrainingCase, answer: Answer) -> dict[str, int]:
             if step.samples:
                 budget.where = f"step {k}"
                 _prove_step(case, step, model, budget, _weights(answer, step, scalar))
+                if case.step.optimizer.kind == "newton_schulz":
+                    for gradient in step.used.values():
+                        newton_schulz.require_exact(gradient, budget.had, budget.where)
     if case.arithmetic.compute != "dtype":
         low_precision.prove(case, answer, budget.used)
     return budget.used

@@ -106,6 +106,7 @@ def _against(token: Token, case: TrainingCase) -> Iterator[str]:
         "a global norm, which is judged within a bound": step.max_grad_norm is not None,
         "a model of your own": case.model.own is not None,
         "a resumed optimizer": step.resume,
+        "an optimizer of whole matrices": step.optimizer.kind == "newton_schulz",
         "a model trained before": step.rebuilds,
         "parameters that are thawed": step.thaws,
         "unequal numbers of micro-batches": step.unequal,

@@ -8,7 +8,7 @@ from fsdpcheck.case import Trait
 from fsdpcheck.case.traits import NOT_IN_LOW_PRECISION
 from fsdpcheck.strategies.space import CaseSpace, Family
 
-HIDING: Final[tuple[Trait, ...]] = ("momentum", "weight-decay", "adam", "adamw")
+HIDING: Final[tuple[Trait, ...]] = ("momentum", "weight-decay", "adam", "adamw", "matrix-optimizer")
 """Optimizers whose update does not show its gradient."""
 _NOT_IN_LOW_PRECISION: frozenset[Trait] = NOT_IN_LOW_PRECISION | {"per-layer-clipping", "real"}
 

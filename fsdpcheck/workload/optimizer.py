@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from fsdpcheck.case import OptimizerSpec, TrainingCase
+from fsdpcheck.workload.newton_schulz import NewtonSchulz
 from fsdpcheck.workload.user_model import own_optimizer
 
 CACHE_LINE = 64
@@ -87,5 +88,7 @@ def _optimizer(spec: OptimizerSpec, given: Iterable[nn.Parameter]) -> torch.opti
         return torch.optim.SGD(
             parameters, lr=lr, momentum=spec.momentum, weight_decay=spec.weight_decay, foreach=False, maximize=False
         )
+    if spec.kind == "newton_schulz":
+        return NewtonSchulz(parameters, lr)
     kind = torch.optim.Adam if spec.kind == "adam" else torch.optim.AdamW
     return kind(parameters, lr=lr, weight_decay=spec.weight_decay, foreach=False)

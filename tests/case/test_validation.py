@@ -150,6 +150,13 @@ REFUSED: list[tuple[str, dict[str, Any]]] = [
     ("momentum", {"step": StepSpec(optimizer=OptimizerSpec("adamw", momentum=0.5))}),
     ("momentum: got 0.5, wanted 0.0 with adam;", {"step": StepSpec(optimizer=OptimizerSpec("adam", momentum=0.5))}),
     ("weight_decay", {"step": StepSpec(optimizer=OptimizerSpec(weight_decay=-0.5))}),
+    ("weight_decay 0.5', wanted plain", {"step": StepSpec(optimizer=OptimizerSpec("newton_schulz", weight_decay=0.5))}),
+    ("plain training without decay", {"step": StepSpec(clipping="exact", optimizer=OptimizerSpec("newton_schulz"))}),
+    ("plain training without decay", {"step": StepSpec(max_grad_norm=1.0, optimizer=OptimizerSpec("newton_schulz"))}),
+    (
+        "a grid in float64",
+        {"arithmetic": Arithmetic("float32"), "step": StepSpec(optimizer=OptimizerSpec("newton_schulz"))},
+    ),
     ("arithmetic.project", {"arithmetic": Arithmetic(numbers="real")}),
     ("arithmetic.compute", {"arithmetic": Arithmetic(compute="bfloat16")}),
     ("arithmetic.compute", {"arithmetic": Arithmetic("float32", project=False, numbers="real", compute="tf32")}),
