@@ -22,6 +22,7 @@ NO_PLACEMENT = "in-place operations that require placement changes"
 SHOWS = {
     "colwise_fewer_rows_than_ranks": NO_PLACEMENT,
     "dtensor_empty_batch_never_returns": "view_groups",
+    "dtensor_largest_of_an_empty_shard": "does not have an identity' on rank 1; wanted 'a value' on both",
     "fsdp1_clip_grad_norm_of_float64": "should be convertible without narrowing",
     "fsdp1_frozen_unit_passes_its_input": "current state is TrainingState.FORWARD_BACKWARD, wanted 2.0",
     "fsdp1_hooks_of_frozen_modules": "got 1, wanted 0",
