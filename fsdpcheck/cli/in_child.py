@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import signal
@@ -45,6 +46,7 @@ def in_child(work: Callable[[], int], file: Path | None) -> int:
 def _end(work: Callable[[], int]) -> NoReturn:
     """Do the work and end this process, whatever threads are left in it, and whatever goes wrong."""
     code = INTERNAL
+    gc.freeze()  # what the parent has left for the collector has threads there and not here: its end may be a crash
     try:
         multiprocessing_private.forget_what_the_parent_has()
         code = guarded(work)
