@@ -21,7 +21,7 @@ ORDINARY: Final[frozenset[Trait]] = frozenset(
         "momentum", "weight-decay", "adamw", "float32", "rows<ranks", "uneven-rows", "project",
         "hsdp", "premultiply", "conv", "group-norm", "rms-norm", "attention", "bags", "surrogates", "real", "adam",
         "schedule", "resume", "layer-norm-without-bias", "own-layers", "bfloat16", "tf32", "fractional-normaliser",
-        "reused", "evaluation", "inference-mode", "rebuilt", "parameter-groups", "one-row", "matrix-optimizer",
+        "reused", "evaluation", "inference-mode", "rebuilt", "parameter-groups", "one-row",
     }
 )  # fmt: skip
 """Traits of cases that ask for nothing but torch's own layers, losses and optimizers."""

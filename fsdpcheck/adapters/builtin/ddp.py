@@ -24,7 +24,7 @@ class DistributedDataParallelAdapter:
 
     features = Features(
         promises=frozenset({"plain", "global-norm", "epochs", "hooks"}),
-        accepts=ORDINARY - {"hsdp", "bfloat16"} | {"unequal-micro-batches"},
+        accepts=ORDINARY - {"hsdp", "bfloat16"} | {"unequal-micro-batches", "matrix-optimizer"},
         observables=frozenset({"params", "grads", "grad_norm"}),
         global_norm=GlobalNormRule(nested=True, dtype="case", eps=1e-6),
         arithmetic=ArithmeticRule(averaging="before"),

@@ -71,7 +71,7 @@ class Loop(TrainingLoop):
 class DeepSpeed:
     features = Features(
         promises=frozenset({"plain", "global-norm"}),
-        accepts=ORDINARY - {"hsdp", "bfloat16", "parameter-groups", "matrix-optimizer"},
+        accepts=ORDINARY - {"hsdp", "bfloat16", "parameter-groups"},
         observables=frozenset({"params", "grads", "grad_norm"}),
         global_norm=GlobalNormRule(nested=True, dtype="case", eps=1e-6),
         arithmetic=ArithmeticRule(averaging="before", dtypes=("float32",), unused="zero"),

@@ -114,8 +114,7 @@ class FullyShardedDataParallelAdapter:
 
     features = Features(
         promises=frozenset({"plain", "global-norm", "sharded", "memory", "copies", "thawing"}),
-        accepts=ORDINARY - {"parameter-groups", "matrix-optimizer", "inference-mode"}
-        | {"routed"},  # its pieces all have one dimension
+        accepts=ORDINARY - {"parameter-groups", "inference-mode"} | {"routed"},  # its pieces all have one dimension
         observables=frozenset({"params", "grads", "grad_norm"}),
         arithmetic=ArithmeticRule(unused="zero-in-used-unit"),
         global_norm=GlobalNormRule(nested=True, dtype="float32", eps=1e-6),

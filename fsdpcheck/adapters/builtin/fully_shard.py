@@ -65,7 +65,7 @@ class FullyShard:
 
     features = Features(
         promises=frozenset({"plain", "global-norm", "sharded", "epochs", "thawing", *_LIFECYCLE, *_FEATURES}),
-        accepts=ORDINARY - {"inference-mode"},
+        accepts=ORDINARY - {"inference-mode"} | {"matrix-optimizer"},
         observables=frozenset({"params", "grads", "grad_norm"}),
         global_norm=GlobalNormRule(nested=True, dtype="case", eps=1e-6),
         reasons={

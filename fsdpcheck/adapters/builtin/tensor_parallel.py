@@ -62,7 +62,8 @@ class TensorParallel:
         promises=frozenset({"plain", "global-norm", "thawing"}),
         accepts=ORDINARY
         - {"tied", "conv", "bags", "own-layers", "bfloat16", "tf32", "real", "inference-mode"}  # as fully_shard
-        - {"hsdp", "rows<ranks", "uneven-rows", "empty-rank"},
+        - {"hsdp", "rows<ranks", "uneven-rows", "empty-rank"}
+        | {"matrix-optimizer"},
         observables=frozenset({"params", "grads", "grad_norm"}),
         global_norm=GlobalNormRule(nested=True, dtype="case", eps=1e-6),
         axes=frozenset({"dp_shard", "tp"}),
