@@ -29,9 +29,9 @@ class Last(nn.Module):
 
 
 class Loop(TrainingLoop):
-    def __init__(self, stage: PipelineStage, model: nn.Module, setup: Setup, schedule: Any) -> None:
+    def __init__(self, stage: PipelineStage, model: nn.Module, setup: Setup, schedule: Any, dtype: Any) -> None:
         super().__init__(model, setup)
-        self._stage, self._schedule = stage, schedule
+        self._stage, self._schedule, self._dtype = stage, schedule, dtype
 
     def accumulate(self, batch: Batch) -> None:
         inputs = torch.cat([micro.inputs for micro in batch.micro_batches])
@@ -44,7 +44,7 @@ class Loop(TrainingLoop):
     def clip(self, limit: float) -> Tensor:
         """By the norm of all stages' gradients: each rank has those of its own stage."""
         gradients = [value.grad for value in self.model.parameters() if value.grad is not None]
-        squared = whole(get_total_norm(gradients)).double().square()
+        squared = whole(get_total_norm(gradients)).to(self._dtype).square()  # of no gradients it is float32
         torch.distributed.all_reduce(squared, group=self._stage.group)
         clip_grads_with_norm_(self.model.parameters(), limit, squared.sqrt())
         return squared.sqrt()
@@ -78,7 +78,7 @@ class Pipeline:
         if setup.mesh.dp_shard > 1:
             fully_shard(module, mesh=mesh["dp_shard"])
         stage = PipelineStage(module, rank, stages, setup.device, group=mesh.get_group("pp"))
-        return Loop(stage, model, setup, self._schedule)
+        return Loop(stage, model, setup, self._schedule, layers[-1][-1].gauge.weight.dtype)
 
 
 adapter = Pipeline("pipeline", ScheduleGPipe)
