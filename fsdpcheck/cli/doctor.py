@@ -9,6 +9,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final
 
+from fsdpcheck.cli import settings
+from fsdpcheck.cli.gate import SETTINGS
 from fsdpcheck.errors import NO_PROGRESS, USAGE, UsageError, explain
 from fsdpcheck.errors.excerpt import shown, visible
 from fsdpcheck.findings.verdict import exit_code
@@ -18,7 +20,7 @@ from fsdpcheck.session.child_process import Crew, Stopped
 
 _DEFAULT: Final = "ddp"
 _EPILOG: Final = """examples:
-  fsdpcheck doctor                                     this machine, with torch's own DistributedDataParallel
+  fsdpcheck doctor                                     this machine, with what its gate judges, or with torch's own DDP
   fsdpcheck doctor --adapter train.py:MyAdapter        and your adapter: how long it takes to import, what it promises
 Of each law that an adapter promises one small case is run, which is no verdict: that is what fsdpcheck run gives.
 
@@ -37,7 +39,8 @@ def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     doctor.set_defaults(command=_doctor)
-    what = f"examine this adapter: a built-in name, pkg.mod:attr or file.py:attr; repeatable (default: {_DEFAULT})"
+    what = "examine this adapter: a built-in name, pkg.mod:attr or file.py:attr; repeatable"
+    what += f" (default: those of a gate's settings, else {_DEFAULT})"
     doctor.add_argument("--adapter", action="append", default=[], metavar="NAME", help=what)
     doctor.add_argument("--json", type=Path, metavar="FILE", help="write what was found as JSON (default: none)")
 
@@ -46,7 +49,8 @@ def _doctor(options: argparse.Namespace) -> int:
     if options.json is not None and not options.json.absolute().parent.is_dir():
         raise UsageError(explain("--json names a place in a folder that is not there", got=options.json))
     paint, told, problems = colour.painter(sys.stdout), list[dict[str, Any]](), list[tuple[str, int]]()
-    refs = list(dict.fromkeys(options.adapter)) or [_DEFAULT]
+    of_gate = [] if options.adapter else settings.adapters(SETTINGS)
+    refs = list(dict.fromkeys(options.adapter or of_gate or [_DEFAULT]))
     for event in _examined(refs):
         told.append(event)
         if event.get("problem"):
@@ -59,7 +63,8 @@ def _doctor(options: argparse.Namespace) -> int:
     print()
     if not problems:
         print(paint(f"all of it works; {tried} laws were tried on one small case each, which is no verdict", "green"))
-        print(f"next: fsdpcheck run {' '.join(f'--adapter {ref}' for ref in refs)}")
+        following = "gate" if of_gate else f"run {' '.join(f'--adapter {ref}' for ref in refs)}"
+        print(f"next: fsdpcheck {following}")
     else:
         first, *others = shown([text for text, _ in problems])
         print(paint(f"fix first: {first}", "red"))

@@ -42,6 +42,15 @@ def words(parser: argparse.ArgumentParser, given: Sequence[str], file: Path) -> 
     return [word for name, said in found.items() if name not in replaced for word in said]
 
 
+def adapters(file: Path) -> list[str]:
+    """The adapters that a gate judges by ``file``. Raises UsageError for a file or setting that is none."""
+    named = [(value, where) for key, value, where in _of_file(file) if key == "adapter"]
+    found = [ref for value, _ in named for ref in (value if isinstance(value, list) else [value])]
+    if not all(isinstance(ref, str) for ref in found):
+        raise UsageError(explain("adapter names no adapters", got=repr(found), wanted="strings", where=named[0][1]))
+    return found
+
+
 def are_in(file: Path) -> bool:
     """Whether ``file`` has such a table; one that cannot be read has none."""
     try:

@@ -32,6 +32,17 @@ def test_all_that_works_is_named_with_what_a_promise_was_tried_on(tmp_path: Path
     assert not any(event.get("problem") for event in found)
 
 
+def test_the_adapters_of_a_gate_are_examined_where_none_is_named(tmp_path: Path) -> None:
+    (tmp_path / "pyproject.toml").write_text("[tool.fsdpcheck]\nadapter = ['zero_redundancy']\n")
+    code, out, err = run(tmp_path, "doctor")
+    assert code == 0, out + err
+    assert "adapter zero_redundancy, imported in " in out
+    assert out.endswith("which is no verdict\nnext: fsdpcheck gate\n")
+    (tmp_path / "pyproject.toml").write_text("[tool.fsdpcheck]\nadapter = 7\n")
+    code, _, err = run(tmp_path, "doctor")
+    assert (code, "adapter names no adapters" in err, "pyproject.toml:2" in err) == (2, True, True)
+
+
 def test_what_is_wrong_is_told_and_what_to_fix_first(tmp_path: Path) -> None:
     """An adapter that there is not, one that ends as it is imported, and one that prints and is wrong on two ranks."""
     (tmp_path / "loud.py").write_text(f"{(TOYS / 'unsharded.py').read_text()}\nprint('LOUD')\n")
