@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_tensor
 
-from fsdpcheck.adapter import Adapter, Part
+from fsdpcheck.adapter import Adapter, Features, Part
 from fsdpcheck.case import LayerSpec, MeshSpec, ModelSpec, TrainingCase
 from fsdpcheck.engines._simulated.in_process import InProcessEngine
 from fsdpcheck.errors import AdapterError
@@ -22,7 +22,7 @@ Program = Callable[[RunRequest, int, torch.device, RankResult], None]
 
 
 class _Named:
-    name = "named"
+    name, features = "named", Features(frozenset())
 
 
 def _run(program: Program, mesh: MeshSpec) -> Execution:
