@@ -113,13 +113,14 @@ def undrawn(ledger: Ledger) -> str:
 
 
 def _sizes_without_a_case(ledger: Ledger) -> Iterator[str]:
-    for adapter, size in itertools.product(ledger.plan.adapters, dict.fromkeys(ledger.plan.world_sizes)):
+    """A line for each of several ranks; many laws say nothing on one by their nature."""
+    several = [size for size in dict.fromkeys(ledger.plan.world_sizes) if size > 1]
+    for adapter, size in itertools.product(ledger.plan.adapters, several):
         holding = [v for v in ledger.verdicts.values() if v.adapter == adapter and v.status == "holds"]
         without = [verdict.law for verdict in holding if f"W={size}" not in verdict.census]
         if without:
             names = ", ".join(without[:_NAMED]) + f" and {len(without) - _NAMED} more" * (len(without) > _NAMED)
-            ranks = "rank was" if size == 1 else "ranks were"
-            told = f"{size} {ranks} requested, in no case of {len(without)} of the {len(holding)} laws that hold"
+            told = f"{size} ranks were requested, in no case of {len(without)} of the {len(holding)} laws that hold"
             yield f"{adapter}: {told}: {names}"
 
 
