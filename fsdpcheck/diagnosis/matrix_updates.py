@@ -39,7 +39,7 @@ def _by_parts(case: TrainingCase, before: Named, gradients: Named, step: int, pa
     def cut(named: Named) -> Named:
         if not parts:
             return {name: value.reshape(-1) for name, value in named.items()}
-        blocks = {name: value.split(max(1, -(-len(value) // parts))) for name, value in named.items()}
+        blocks = {name: torch.split(value, max(1, -(-len(value) // parts))) for name, value in named.items()}
         return {f"{name}/{number}": block for name, own in blocks.items() for number, block in enumerate(own)}
 
     found = oracle.update(case, cut({name: before[name] for name in gradients}), cut(gradients), step)
