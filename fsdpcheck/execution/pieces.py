@@ -51,13 +51,13 @@ class Piece:
 class Shown:
     """What a rank shows of a tensor that ``ranks`` have pieces of, itself among them: one whole of it together.
 
-    ``dtype``: the tensor's. ``owned``: some of them may show nothing of it.
+    ``dtype``: the tensor's. ``owners``: those of them that have it; the others may show nothing of it. None: all have.
     """
 
     piece: Piece
     dtype: torch.dtype
     ranks: tuple[int, ...]
-    owned: bool = False
+    owners: tuple[int, ...] | None = None
 
 
 class NotPlaced(Exception):

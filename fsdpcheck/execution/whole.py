@@ -85,7 +85,7 @@ def _together(ranks: Sequence[Named | None], rank: int, name: str, value: Shown,
     pieces: dict[int, Piece] = {}
     for other in value.ranks:
         found = (ranks[other] or {}).get(name)
-        if found is None and value.owned:
+        if found is None and value.owners is not None and other not in value.owners:
             continue
         if not isinstance(found, Shown) or found.ranks != value.ranks:
             has = "no piece" if found is None else "no piece of the same whole"

@@ -46,7 +46,8 @@ class Showing:
     def _one(self, value: object, name: str, method: str) -> Tensor | Shown:
         try:
             if self._owned and isinstance(value, Tensor):
-                return replace(self._of_part(Part(value, tuple(value.shape), self._owned)), owned=True)
+                owners = layouts_private.companions(value) if is_dtensor(value) else (self._rank,)
+                return replace(self._of_part(Part(value, tuple(value.shape), self._owned)), owners=owners)
             if isinstance(value, Part):
                 return self._of_part(value)
             if isinstance(value, Tensor) and is_dtensor(value):

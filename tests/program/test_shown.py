@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_tensor
+from torch.distributed.tensor import DTensor, Partial, Placement, Replicate, Shard, distribute_tensor
 
 from fsdpcheck.adapter import Adapter, Features, Part
 from fsdpcheck.case import LayerSpec, MeshSpec, ModelSpec, TrainingCase
@@ -22,7 +22,7 @@ Program = Callable[[RunRequest, int, torch.device, RankResult], None]
 
 
 class _Named:
-    name, features = "named", Features(frozenset())
+    name, features = "named", Features(frozenset(), owned=frozenset({"pp"}))
 
 
 def _run(program: Program, mesh: MeshSpec) -> Execution:
@@ -158,6 +158,28 @@ def _short(request: RunRequest, rank: int, device: torch.device, result: RankRes
         torch.zeros(1 + rank), mesh, [Shard(0)], run_check=False, shape=torch.Size([3]), stride=(1,)
     )
     result.initial = _shown(request, rank, {"x": short})
+
+
+def _of_stages(placement: Placement, lacking: int | None) -> Program:
+    """Two stages of two data ranks: what the first has is shown by its ranks, but for the one that lacks it."""
+
+    def program(request: RunRequest, rank: int, device: torch.device, result: RankResult) -> None:
+        mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp_shard", "pp"))
+        value = distribute_tensor(torch.tensor([1.0, 2.0, 3.0]), mesh["dp_shard"], [placement])
+        first = mesh["pp"].get_local_rank() == 0
+        result.initial = _shown(request, rank, {"x": value} if first and rank != lacking else {})
+
+    return program
+
+
+def test_what_a_stage_owns_the_others_are_taken_to_have_and_its_own_ranks_must_show() -> None:
+    mesh, x = MeshSpec(2, axes=(("pp", 2),)), {"x": [1.0, 2.0, 3.0]}
+    for placement in (Shard(0), Replicate()):
+        assert _initial(_run(_of_stages(placement, None), mesh)) == [x] * 4
+    assert _initial(_run(_of_stages(Replicate(), 2), mesh)) == [x, x, {}, {}]
+    failure = _run(_of_stages(Shard(0), 2), mesh).failure
+    assert failure is not None
+    assert "and rank 2 shows no piece" in failure.text
 
 
 def _gap(request: RunRequest, rank: int, device: torch.device, result: RankResult) -> None:
