@@ -130,9 +130,10 @@ def _require_from_beside(path: Path, ref: str, kind: Kind, imported: Iterable[st
     """Raise what ``kind`` raises if one of ``imported`` lies beside ``path`` and came from elsewhere.
 
     As by PYTHONPATH, or by another file's import of a name that both have beside them: another's code would be judged.
-    Python's own modules come before a file of their name, and are meant.
+    Python's own modules come before a file of their name, and are meant; and fsdpcheck is the one that runs.
     """
-    for name in sorted(each for each in imported if "." not in each and each not in sys.stdlib_module_names):
+    meant = {*sys.stdlib_module_names, "fsdpcheck"}
+    for name in sorted(each for each in imported if "." not in each and each not in meant):
         here = [each for each in (path.parent / f"{name}.py", path.parent / name / "__init__.py") if each.is_file()]
         came = _origin(name) if here else None
         if came is not None and os.path.realpath(came) not in map(os.path.realpath, here):

@@ -38,6 +38,10 @@ def test_a_stale_copy_of_what_lies_beside_a_file_is_not_taken_for_it(
     (adapter.parent / "second.py").write_text("import random\nvalue = 3\n")
     (adapter.parent / "random.py").write_text("")  # Python's own comes first, and is meant
     assert references.load(f"{adapter.parent / 'second.py'}:value", KIND) == 3
+    (adapter.parent / "fsdpcheck").mkdir()  # as in a checkout, where another one is installed and runs
+    (adapter.parent / "fsdpcheck" / "__init__.py").write_text("")
+    (adapter.parent / "third.py").write_text("from fsdpcheck.errors import UsageError as value\n")
+    assert references.load(f"{adapter.parent / 'third.py'}:value", KIND) is UsageError
 
 
 def test_a_module_that_two_files_have_beside_them_is_one_in_a_process_and_the_second_file_is_refused(
