@@ -101,8 +101,8 @@ class TrainingLoop:
     ) -> None:
         self.model, self.setup = model, setup
         self.named = named if named is not None else model
-        trained = list(model.parameters()) or [nn.Parameter(torch.zeros(1))]  # torch's optimizers take no empty list
-        self.optimizer = optimizer if optimizer is not None else setup.optimizer(trained)
+        given = list(model.parameters()) or [nn.Parameter(torch.zeros(1))]  # torch's optimizers take no empty list
+        self.optimizer = optimizer if optimizer is not None else setup.optimizer(given)
         self._grad_norm: Tensor | None = None
 
     def step(self, batch: Batch) -> None:

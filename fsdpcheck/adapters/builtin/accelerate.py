@@ -16,7 +16,7 @@ from typing import Any
 from accelerate import Accelerator, DistributedType, FullyShardedDataParallelPlugin
 from torch import Tensor, nn
 
-from fsdpcheck.adapters.contract import Features, GlobalNormRule, Setup
+from fsdpcheck.adapters.contract import Features, Setup
 from fsdpcheck.adapters.training_loop import ORDINARY, PLAIN_REASONS, TrainingLoop
 
 
@@ -42,7 +42,6 @@ class Accelerate:
         promises=frozenset({"plain", "global-norm", "sharded"}),
         accepts=ORDINARY - {"hsdp", "bfloat16", "inference-mode"},  # the last as fully_shard
         observables=frozenset({"params", "grads", "grad_norm"}),
-        global_norm=GlobalNormRule(nested=True, dtype="case", eps=1e-6),
         reasons={**PLAIN_REASONS, "thawing": "is asked of fully_shard, with which it shards"},
         rank_local=tuple(
             f"accelerate.state:{name}._shared_state" for name in ("PartialState", "AcceleratorState", "GradientState")

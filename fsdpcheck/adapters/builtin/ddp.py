@@ -9,7 +9,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from fsdpcheck.adapters.builtin import _torch_sampler
 from fsdpcheck.adapters.capabilities import Sampler, SamplerSetup
-from fsdpcheck.adapters.contract import ArithmeticRule, Features, GlobalNormRule, Setup, Snippets
+from fsdpcheck.adapters.contract import ArithmeticRule, Features, Setup, Snippets
 from fsdpcheck.adapters.training_loop import ORDINARY, PLAIN_REASONS, TrainingLoop
 
 
@@ -26,7 +26,6 @@ class DistributedDataParallelAdapter:
         promises=frozenset({"plain", "global-norm", "epochs", "hooks"}),
         accepts=ORDINARY - {"hsdp", "bfloat16"} | {"unequal-micro-batches", "matrix-optimizer"},
         observables=frozenset({"params", "grads", "grad_norm"}),
-        global_norm=GlobalNormRule(nested=True, dtype="case", eps=1e-6),
         arithmetic=ArithmeticRule(averaging="before"),
         reasons={
             **PLAIN_REASONS,

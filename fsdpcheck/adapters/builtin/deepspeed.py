@@ -73,7 +73,6 @@ class DeepSpeed:
         promises=frozenset({"plain", "global-norm"}),
         accepts=ORDINARY - {"hsdp", "bfloat16", "parameter-groups"},
         observables=frozenset({"params", "grads", "grad_norm"}),
-        global_norm=GlobalNormRule(nested=True, dtype="case", eps=1e-6),
         arithmetic=ArithmeticRule(averaging="before", dtypes=("float32",), unused="zero"),
         reasons={**PLAIN_REASONS, "thawing": "updates what is trained when it is built"},
         rank_local=(

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from fsdpcheck.adapters.builtin import _torch_sampler
 from fsdpcheck.adapters.builtin._fsdp2_features import NO_WAY_BACK, WAY_BACK, Uses, shard
 from fsdpcheck.adapters.capabilities import Sampler, SamplerSetup
-from fsdpcheck.adapters.contract import Batch, Features, GlobalNormRule, MicroBatch, Promise, Setup, Snippets, Trait
+from fsdpcheck.adapters.contract import Batch, Features, MicroBatch, Promise, Setup, Snippets, Trait
 from fsdpcheck.adapters.training_loop import ORDINARY, PLAIN_REASONS, TrainingLoop
 
 _LIFECYCLE: frozenset[Promise] = frozenset({"hooks", "parameter-hooks", "memory", *WAY_BACK})
@@ -67,7 +67,6 @@ class FullyShard:
         promises=frozenset({"plain", "global-norm", "sharded", "epochs", "thawing", *_LIFECYCLE, *_FEATURES}),
         accepts=ORDINARY - {"inference-mode"} | {"matrix-optimizer"},
         observables=frozenset({"params", "grads", "grad_norm"}),
-        global_norm=GlobalNormRule(nested=True, dtype="case", eps=1e-6),
         reasons={
             **PLAIN_REASONS,
             "padding.zero": "a DTensor hides the padding of its last shard; it has no public view of it",

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import fully_shard
 
-from fsdpcheck.adapters.contract import Features, GlobalNormRule, Setup
+from fsdpcheck.adapters.contract import Features, Setup
 from fsdpcheck.adapters.training_loop import ORDINARY, PLAIN_REASONS, TrainingLoop
 
 
@@ -51,7 +51,6 @@ class LightningFabric:
         promises=frozenset({"plain", "global-norm", "sharded"}),
         accepts=ORDINARY - {"hsdp", "bfloat16", "inference-mode"},  # the last as fully_shard
         observables=frozenset({"params", "grads", "grad_norm"}),
-        global_norm=GlobalNormRule(nested=True, dtype="case", eps=1e-6),
         reasons={**PLAIN_REASONS, "thawing": "is asked of fully_shard, with which it shards"},
     )
 

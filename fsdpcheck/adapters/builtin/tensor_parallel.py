@@ -14,7 +14,7 @@ from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor, Replicate, distribute_module
 from torch.distributed.tensor.parallel import ColwiseParallel, ParallelStyle, RowwiseParallel, parallelize_module
 
-from fsdpcheck.adapters.contract import Batch, Features, GlobalNormRule, Setup, Trait
+from fsdpcheck.adapters.contract import Batch, Features, Setup, Trait
 from fsdpcheck.adapters.training_loop import ORDINARY, PLAIN_REASONS, TrainingLoop, mesh_of
 
 
@@ -65,7 +65,6 @@ class TensorParallel:
         - {"hsdp", "rows<ranks", "uneven-rows", "empty-rank"}
         | {"matrix-optimizer"},
         observables=frozenset({"params", "grads", "grad_norm"}),
-        global_norm=GlobalNormRule(nested=True, dtype="case", eps=1e-6),
         axes=frozenset({"dp_shard", "tp"}),
         reasons={**PLAIN_REASONS},
     )

@@ -18,7 +18,7 @@ from torchtitan.components.optimizer import OptimizersContainer, ParamGroupConfi
 from torchtitan.distributed import utils
 from torchtitan.distributed.fsdp import apply_fsdp_to_decoder
 
-from fsdpcheck.adapters.contract import ArithmeticRule, Features, GlobalNormRule, Setup
+from fsdpcheck.adapters.contract import ArithmeticRule, Features, Setup
 from fsdpcheck.adapters.training_loop import ORDINARY, PLAIN_REASONS, TrainingLoop
 
 dims.device_type = "cpu"  # it takes "cuda" where there is no device
@@ -64,7 +64,6 @@ class Torchtitan:
         promises=frozenset({"plain", "global-norm", "sharded", "state", "resharded"}),
         accepts=ORDINARY - {"bfloat16", "inference-mode", "mean"},
         observables=frozenset({"params", "grads", "grad_norm"}),
-        global_norm=GlobalNormRule(nested=True, dtype="case", eps=1e-6),
         arithmetic=ArithmeticRule(averaging="none"),
         reasons={**PLAIN_REASONS, "thawing": "trains what it was built with", "stored": "saves as torch does"},
     )
