@@ -19,7 +19,7 @@ from fsdpcheck.cli import run as run_command
 from fsdpcheck.cli import sessions
 from fsdpcheck.judging import registry
 from fsdpcheck.report import listing
-from tests.common.commands import LAWS, TOY, run
+from tests.common.commands import run
 
 _SESSION = {
     "--adapter", "--avoid", "--budget", "--engine", "--help", "--install", "--jobs", "--json", "--law", "--laws",
@@ -243,46 +243,6 @@ def test_the_nearest_name_is_offered(tmp_path: Path, arguments: list[str], said:
     code, out, _ = run(tmp_path, "run", "--adapter", "reference", *(word.format(toys=toys) for word in arguments))
     assert code == 2
     assert said in out
-
-
-@pytest.mark.parametrize(("worlds", "ragged"), [("1", True), ("2-3", False)])
-def test_accepted_traits_that_no_case_demanded_are_said(tmp_path: Path, worlds: str, ragged: bool) -> None:
-    arguments = ["--world-size", worlds, "--json", "out.json"]
-    code, out, _ = run(tmp_path, "run", "--adapter", TOY, "--laws", LAWS, "--law", "toy.completes", *arguments)
-    (verdict,) = json.loads((tmp_path / "out.json").read_text())["verdicts"]
-    said = next((line for line in out.splitlines() if "accepted, but in no case of these laws" in line), "")
-    assert (code, "ragged" in verdict["undrawn"], "ragged" in said) == (0, ragged, ragged)
-    accepted = {"ragged", "empty-rank", "rows<ranks", "uneven-rows", "root-parameters"}
-    assert set(verdict["undrawn"]) == accepted - set(verdict["census"])
-
-
-def test_a_run_beside_settings_of_a_gate_says_that_it_does_not_read_them(tmp_path: Path) -> None:
-    (tmp_path / "pyproject.toml").write_text("[tool.fsdpcheck]\nadapter = ['mine.py:adapter']\n")
-    said = "[tool.fsdpcheck] of pyproject.toml is read by `fsdpcheck gate`; this run judges fsdp1, fully_shard, "
-    assert said in run(tmp_path, "run", "--law", "none.such")[2]
-    assert said not in run(tmp_path, "run", "--law", "none.such", "--adapter", "ddp")[2]
-    (tmp_path / "pyproject.toml").write_text("[tool.others]\n")
-    assert said not in run(tmp_path, "run", "--law", "none.such")[2]
-
-
-def test_numbers_of_ranks_that_were_requested_are_judged_and_those_in_no_case_are_said(tmp_path: Path) -> None:
-    """Seven ranks are dear, and cases of them were left out in silence; a law of three and more says nothing on two."""
-    (tmp_path / "test_three.py").write_text(
-        "from fsdpcheck import strategies\n"
-        "from fsdpcheck.laws import law\n"
-        "@law('toy.three', promise='plain', space=strategies.PLAIN.but(ranks=3))\n"
-        "def test_three(case, run):\n"
-        '    """It runs. Source: no public report known."""\n'
-        "    run(case)\n"
-    )
-    arguments = ["--world-size", "1,2,7", "--json", "out.json", "--laws", "test_three.py", "--laws", LAWS]
-    code, out, err = run(tmp_path, "run", "--adapter", TOY, "--law", "toy.completes,toy.three", *arguments)
-    assert code == 0, out + err
-    judged = {one["law"]: one["census"] for one in json.loads((tmp_path / "out.json").read_text())["verdicts"]}
-    assert {"W=1", "W=2", "W=7"} <= judged["toy.completes"].keys()
-    assert "W=7" in judged["toy.three"]
-    assert "2 ranks were requested, in no case of 1 of the 2 laws that hold: toy.three" in out
-    assert "7 ranks were requested" not in out
 
 
 def test_a_promise_without_what_its_laws_judge_by_has_code_2(tmp_path: Path) -> None:
