@@ -40,7 +40,6 @@ from ..sharding.collectives import ALONE, Axis, Subject
 from ..sharding.flat_buffer import FlatBuffer
 from ..sharding.protocol import Piece
 from . import prng
-from .prng import Word
 
 KEY = Subject("(key of the noise)")
 KEY_BYTES = 32
@@ -96,7 +95,7 @@ class Noise:
         drawn = torch.empty(stop - start, dtype=torch.float64, device=device)
         for first, last in _blocks(start, stop, BLOCK.get(device.type, OTHER_BLOCK)):
             high, low, *_ = self._words(name, step, first, last, device)
-            block = torch.as_tensor(_top53(high, low)).double().mul(2.0**-53)
+            block = _top53(high, low).double().mul(2.0**-53)
             lowest, highest = max(first, start), min(last, stop)
             drawn[lowest - start : highest - start] = block[lowest - first : highest - first]
         return drawn
@@ -132,7 +131,7 @@ class Noise:
             offset += buffer.sizes[position]
         return shard
 
-    def _words(self, name: str, step: int, first: int, last: int, device: torch.device) -> list[Word]:
+    def _words(self, name: str, step: int, first: int, last: int, device: torch.device) -> list[Tensor]:
         """The four words [last - first] of each element."""
         if self.generator == "philox":
             return philox_words(subkey(self.key, name, 2), step, first, last, device)
@@ -169,28 +168,28 @@ def subkey(key: bytes, name: str, count: int) -> list[int]:
     return list(struct.unpack(f"<{count}I", digest))
 
 
-def philox_words(key: list[int], step: int, first: int, last: int, device: torch.device) -> list[Word]:
+def philox_words(key: list[int], step: int, first: int, last: int, device: torch.device) -> list[Tensor]:
     """Four words [last - first]; counter: element (64 bits), then step (64 bits)."""
     element = torch.arange(first, last, dtype=torch.int64, device=device)
     return prng.philox4x32([*prng.split(element), *prng.split(step)], key)
 
 
-def chacha_words(key: list[int], step: int, first: int, last: int, device: torch.device) -> list[Word]:
+def chacha_words(key: list[int], step: int, first: int, last: int, device: torch.device) -> list[Tensor]:
     """Four words [last - first]; counter: element // 4, nonce: step. ``first`` and ``last`` are multiples of 4."""
     block = torch.arange(first // 4, last // 4, dtype=torch.int64, device=device)
     found = prng.chacha20([*prng.split(block), *prng.split(step)], key)
-    of_elements_n4 = torch.stack([torch.as_tensor(word) for word in found], 1).reshape(-1, 4)
+    of_elements_n4 = torch.stack(found, 1).reshape(-1, 4)
     return list(of_elements_n4.unbind(1))
 
 
-def box_muller(w0: Word, w1: Word, w2: Word, w3: Word) -> Tensor:
+def box_muller(w0: Tensor, w1: Tensor, w2: Tensor, w3: Tensor) -> Tensor:
     """[n] float64: one Gaussian from four words [n]."""
-    radius = torch.as_tensor(_top53(w0, w1) + 1).double().mul(2.0**-53).log().mul(-2.0).sqrt()
-    angle = torch.as_tensor(_top53(w2, w3)).double().mul(2.0**-53).mul(2 * math.pi)
+    radius = (_top53(w0, w1) + 1).double().mul(2.0**-53).log().mul(-2.0).sqrt()
+    angle = _top53(w2, w3).double().mul(2.0**-53).mul(2 * math.pi)
     return radius * angle.cos()
 
 
-def _top53(high: Word, low: Word) -> Word:
+def _top53(high: Tensor, low: Tensor) -> Tensor:
     return (high << 21) | (low >> 11)
 
 
