@@ -86,7 +86,8 @@ def cases(draw: st.DrawFn, space: CaseSpace, features: Features, world_sizes: Se
         arithmetic=_arithmetic(draw, features, outline, step),
         seed=draw(st.integers(0, (1 << 32) - 1)),
     )
-    return draw(among(unusual.variants(case, features, space.steps)))
+    variants = unusual.variants(case, features, space.steps)
+    return variants[draw(among(range(len(variants))))]()
 
 
 def _outline(draw: st.DrawFn, space: CaseSpace, features: Features, world_sizes: Sequence[int]) -> _Outline:

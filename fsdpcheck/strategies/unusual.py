@@ -5,13 +5,18 @@ Drawn last, of a case that is whole without it, so that everything before is dra
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+from functools import partial
+from typing import Any
 
 from fsdpcheck.adapters.contract import Features
 from fsdpcheck.case import LayerSpec, ModelSpec, TrainingCase
 from fsdpcheck.case.model import Used
 from fsdpcheck.case.shapes import Stage, stages
+
+Variant = Callable[[], TrainingCase]
+"""Makes a case."""
 
 _AS_IT_IS = 2
 """Of this many cases, for each unusual one that may stand in its place, one is left as it is."""
@@ -21,27 +26,43 @@ _WIDE = 150
 """Numbers of a wide input: a weight of seven rows is then more than 1,024 elements."""
 
 
-def variants(case: TrainingCase, features: Features, steps: Sequence[int]) -> list[TrainingCase]:
-    """The case itself, and with one thing changed each, what ``features`` takes; the plainest first, two at least."""
-    found = [one for one in _changed(case, steps) if features.takes(one)]
-    return [case] * max(2, _AS_IT_IS * len(found)) + found
+def variants(case: TrainingCase, features: Features, steps: Sequence[int]) -> list[Variant]:
+    """The case itself, and with one thing changed each, what ``features`` takes; the plainest first, two at least.
+
+    One of them is drawn, so each is made only when it is called.
+    """
+    found = [*_of_the_step(case, features, steps), *_of_the_model(case, features, steps)]
+    return [lambda: case] * max(2, _AS_IT_IS * len(found)) + found
 
 
-def _changed(case: TrainingCase, steps: Sequence[int]) -> Iterator[TrainingCase]:
-    """One thing changed each; a layer that some samples leave out has a step behind it where the law has several."""
-    for context in ("no_grad", "inference_mode"):
-        yield replace(case, step=replace(case.step, evaluates=context))
-    yield replace(case, step=replace(case.step, rebuilds=True))
-    if case.step.optimizer.kind != "own":
-        yield replace(case, step=replace(case.step, optimizer=replace(case.step.optimizer, groups="vectors apart")))
-    if max(steps) > 2 and case.arithmetic.project:
-        yield replace(case, step=replace(case.step, steps=_LONG))
+def _of_the_step(case: TrainingCase, features: Features, steps: Sequence[int]) -> Iterator[Variant]:
+    """Changes that demand nothing but what stands beside them."""
+    step, accepts = case.step, features.accepts
+    optimizer = replace(step.optimizer, groups="vectors apart")
+    possible: tuple[tuple[bool, dict[str, Any]], ...] = (
+        ("evaluation" in accepts, {"evaluates": "no_grad"}),
+        ({"evaluation", "inference-mode"} <= accepts, {"evaluates": "inference_mode"}),
+        ("rebuilt" in accepts, {"rebuilds": True}),
+        ("parameter-groups" in accepts and optimizer.kind != "own", {"optimizer": optimizer}),
+        (max(steps) > 2 and case.arithmetic.project, {"steps": _LONG}),
+    )
+    if features.takes(case):
+        yield from (partial(_with_step, case, **change) for taken, change in possible if taken)
+
+
+def _of_the_model(case: TrainingCase, features: Features, steps: Sequence[int]) -> Iterator[Variant]:
+    """Changes of a layer, of which shapes follow; one that some samples leave out has a step behind it."""
     if case.arithmetic.numbers == "grid" and case.arithmetic.compute == "dtype":
         for one in _with_layer(case, "routed"):
-            yield from (replace(one, step=replace(one.step, steps=number)) for number in sorted({*steps}))
+            if features.takes(one):
+                yield from (partial(_with_step, one, steps=number) for number in sorted({*steps}))
         for used in ("twice", "for all"):
-            yield from _with_layer(case, used)
-    yield from _wider(case)
+            yield from (partial(replace, one) for one in _with_layer(case, used) if features.takes(one))
+    yield from (partial(replace, one) for one in _wider(case) if features.takes(one))
+
+
+def _with_step(case: TrainingCase, **change: Any) -> TrainingCase:
+    return replace(case, step=replace(case.step, **change))
 
 
 def _with_layer(case: TrainingCase, used: Used) -> Iterator[TrainingCase]:

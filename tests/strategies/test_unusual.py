@@ -18,8 +18,12 @@ NEW: frozenset[Trait] = frozenset(
 )
 
 
+def variants(case: TrainingCase, features: Features = ALL, steps: tuple[int, ...] = STEPS) -> list[TrainingCase]:
+    return [made() for made in unusual.variants(case, features, steps)]
+
+
 def changed(case: TrainingCase, features: Features = ALL) -> list[TrainingCase]:
-    return [one for one in unusual.variants(case, features, STEPS) if one != case]
+    return [one for one in variants(case, features) if one != case]
 
 
 def test_each_has_one_unusual_thing_and_two_in_three_cases_have_none() -> None:
@@ -27,7 +31,7 @@ def test_each_has_one_unusual_thing_and_two_in_three_cases_have_none() -> None:
     assert {trait for one in found for trait in one.requires() & NEW} == NEW - {"routed-alone"}
     for one in found:
         assert len(one.requires() & NEW - {"inference-mode"}) <= 1
-    assert len(unusual.variants(CASE, ALL, STEPS)) == 3 * len(found)
+    assert len(variants(CASE)) == 3 * len(found)
 
 
 def test_a_layer_that_some_samples_leave_out_meets_each_number_of_steps() -> None:
@@ -39,9 +43,12 @@ def test_a_layer_that_some_samples_leave_out_meets_each_number_of_steps() -> Non
 def test_only_what_is_taken_is_drawn_and_there_is_always_a_choice() -> None:
     assert [one for one in changed(CASE, NONE) if one.requires() & NEW] == []
     bare = TrainingCase(ModelSpec((LayerSpec(3),), "signal", length=2), arithmetic=PLAIN)
-    assert unusual.variants(bare, NONE, STEPS) == [bare, bare]
+    assert variants(bare, NONE) == [bare, bare]
     some = Features(frozenset({"plain"}), frozenset({"evaluation"}))
     assert [one.step.evaluates for one in changed(CASE, some) if one.requires() & NEW] == ["no_grad"]
+    for accepted in (ALL.accepts, *({trait} for trait in NEW)):
+        taken = Features(frozenset({"plain"}), frozenset(accepted))
+        assert all(map(taken.takes, changed(CASE, taken)))
 
 
 def test_a_unit_that_may_be_left_out_is_drawn_where_it_is_taken() -> None:
@@ -64,7 +71,7 @@ def test_long_trainings_need_a_projection_and_wide_rows_the_bits_of_float64() ->
     assert not any(one.step.steps > 3 for one in changed(CASE))
     projected = TrainingCase(CASE.model, step=StepSpec(steps=2))
     assert any(one.step.steps > 3 for one in changed(projected))
-    assert not any(one.step.steps > 3 for one in unusual.variants(projected, ALL, (1,)))
+    assert not any(one.step.steps > 3 for one in variants(projected, steps=(1,)))
     assert any(one.model.features > 128 for one in changed(CASE))
     narrow = TrainingCase(CASE.model, arithmetic=Arithmetic("float32", project=False))
     assert not any(one.model.features > 128 for one in changed(narrow))
