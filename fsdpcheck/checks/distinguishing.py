@@ -11,10 +11,11 @@ Legend: T trainings of one kind, d numbers that a training shows, s the noise mu
 
 from __future__ import annotations
 
+import itertools
 import math
-from collections.abc import Iterator, Sequence
-from dataclasses import replace
-from functools import partial
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field, replace
+from functools import lru_cache, partial
 from statistics import NormalDist
 from typing import Final
 
@@ -81,28 +82,66 @@ def canaries(case: TrainingCase) -> tuple[tuple[int, float], ...]:
     return tuple(((step + 1) * size - 1, LARGE) for step in range(case.step.steps))
 
 
-def assert_not_told_apart(case: TrainingCase, present: Sequence[Execution], absent: Sequence[Execution]) -> None:
-    """Nobody who was taught by the first ``TAUGHT`` trainings tells the others apart better than noise allows.
+def assert_not_told_apart(case: TrainingCase, pairs: Iterable[tuple[Execution, Execution]]) -> None:
+    """Nobody who was taught by the first ``TAUGHT`` trainings tells the next ``JUDGED`` apart better than noise allows.
 
+    ``pairs``: of a training with the record and one without it, both kinds in one order. No more are taken than decide:
+    if all that are left were told apart, and still no more than is allowed, they are not asked for.
     Honest trainings are called wrong with probability ``FALSE_ALARM`` at most. Every rank is looked at on its own.
     """
     allowed = math.sqrt(case.step.steps) / case.step.noise_multiplier
-    for rank in range(case.world_size):
-        one, other = (torch.stack([_shown(run, rank) for run in runs]) for runs in (present, absent))
-        direction, threshold = _taught(one[:TAUGHT], other[:TAUGHT])
-        hits, alarms = (int((judged[TAUGHT:] @ direction > threshold).sum()) for judged in (one, other))
-        found = apart(hits, len(one) - TAUGHT, alarms, len(other) - TAUGHT, float(FALSE_ALARM) / case.world_size)
-        if found > allowed:
+    adversaries = [_Adversary(rank, float(FALSE_ALARM) / case.world_size) for rank in range(case.world_size)]
+    for pair in itertools.islice(pairs, TAUGHT + JUDGED):
+        for adversary in adversaries:
+            adversary.see(*pair)
+        if all(map(partial(_is_decided, allowed), adversaries)):
+            return
+    for adversary in adversaries:
+        if (found := adversary.most()) > allowed:
             raise Violation(
                 "trainings with one record and without it are told apart",
-                got=f"{hits} of {len(one) - TAUGHT} trainings with the record, and {alarms} of {len(other) - TAUGHT}"
+                got=f"{adversary.hits} of {JUDGED} trainings with the record, and {adversary.alarms} of {JUDGED}"
                 f" without it, are said to have it: two normal distributions {found:.3f} apart at least",
                 wanted=f"at most {allowed:.3f}, sqrt(steps) / noise multiplier",
-                where=f"rank {rank}, parameters after all steps",
-                cause=partial(_causes, one, other),
+                where=f"rank {adversary.rank}, parameters after all steps",
+                cause=partial(_causes, *map(torch.stack, adversary.seen)),
             )
 
 
+@dataclass
+class _Adversary:
+    """Who sees what one rank shows, of trainings with the record and of others, and says which are which."""
+
+    rank: int
+    alarm: float
+    """The chance with which its bound may be wrong."""
+    seen: tuple[list[Tensor], list[Tensor]] = field(default_factory=lambda: ([], []))
+    hits: int = 0
+    alarms: int = 0
+    _told_by: tuple[Tensor, float] | None = None
+
+    def see(self, present: Execution, absent: Execution) -> None:
+        one, other = (_shown(run, self.rank) for run in (present, absent))
+        if self._told_by is not None:
+            direction, threshold = self._told_by
+            self.hits += bool(one @ direction > threshold)
+            self.alarms += bool(other @ direction > threshold)
+        for rows, row in zip(self.seen, (one, other), strict=True):
+            rows.append(row)
+        if len(self.seen[0]) == TAUGHT:
+            self._told_by = _taught(*map(torch.stack, self.seen))
+
+    def most(self) -> float:
+        """The bound at the end (see ``apart``), if it is right about all that it has not seen yet."""
+        left = JUDGED - max(0, len(self.seen[0]) - TAUGHT)
+        return apart(self.hits + left, JUDGED, self.alarms, JUDGED, self.alarm)
+
+
+def _is_decided(allowed: float, adversary: _Adversary) -> bool:
+    return adversary.most() <= allowed
+
+
+@lru_cache(maxsize=1024)
 def apart(hits: int, of: int, alarms: int, among: int, alarm: float) -> float:
     """A lower bound on mu, if so many events are seen with the record and without it; wrong with chance ``alarm``."""
     least = _least(hits, of, alarm / 2)

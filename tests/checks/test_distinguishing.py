@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from dataclasses import replace
 
 import pytest
@@ -10,6 +11,7 @@ import torch
 
 from fsdpcheck.adapters.builtin.reference import Reference
 from fsdpcheck.case import TrainingCase
+from fsdpcheck.checks import distinguishing
 from fsdpcheck.checks.distinguishing import (
     JUDGED,
     LARGE,
@@ -41,11 +43,40 @@ def trainings(case: TrainingCase, moved: float, noise: float, first: int, again:
 
 
 def judged(moved: float, noise: float, again: bool = False) -> None:
-    assert_not_told_apart(ALONE, trainings(ALONE, moved, noise, 1, again), trainings(ALONE, 0.0, noise, 2, again))
+    assert_not_told_apart(ALONE, pairs(moved, noise, again))
+
+
+def pairs(moved: float, noise: float, again: bool = False, first: int = 1) -> Iterator[tuple[Execution, Execution]]:
+    present, absent = trainings(ALONE, moved, noise, first, again), trainings(ALONE, 0.0, noise, first + 1, again)
+    return zip(present, absent, strict=True)
 
 
 def test_honest_trainings_are_not_told_apart() -> None:
     judged(moved=1.0, noise=3.0)
+
+
+def test_no_more_trainings_are_asked_for_than_decide() -> None:
+    left = pairs(moved=1.0, noise=3.0)
+    assert_not_told_apart(ALONE, left)
+    assert JUDGED // 2 < len(list(left)) < JUDGED
+
+
+def test_what_is_not_asked_for_would_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    def told() -> list[str]:
+        return [_told(moved, first) for moved in (1.0, 4.0, 5.0, 6.0) for first in range(0, 12, 2)]
+
+    early = told()
+    monkeypatch.setattr(distinguishing, "_is_decided", lambda *_: False)
+    assert early == told()
+    assert 0 < sum(map(bool, early)) < len(early)
+
+
+def _told(moved: float, first: int) -> str:
+    try:
+        assert_not_told_apart(ALONE, pairs(moved, 3.0, first=first))
+    except Violation as violation:
+        return violation.got
+    return ""
 
 
 def test_noise_that_is_missing_is_named() -> None:
@@ -79,7 +110,7 @@ def test_every_rank_is_looked_at() -> None:
     for run in (*runs[0], *runs[1]):
         run.request = RunRequest(case, "made up")
     with pytest.raises(Violation) as caught:
-        assert_not_told_apart(case, *runs)
+        assert_not_told_apart(case, zip(*runs, strict=True))
     assert caught.value.where.startswith("rank 1")
 
 
