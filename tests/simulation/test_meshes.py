@@ -172,11 +172,27 @@ def test_what_depends_on_the_rank_is_found_out_by_each(fresh: Simulator, monkeyp
     assert propagations.count == 4
 
 
+def _forgotten(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Grows whenever a rank forgets its meshes."""
+    forgotten: list[int] = []
+
+    def forget() -> None:
+        forgotten.append(1)
+        native()
+
+    native = dtensor_private.forget_meshes
+    monkeypatch.setattr(dtensor_private, "forget_meshes", forget)
+    return forgotten
+
+
 def test_two_meshes_that_are_equal_have_their_own_groups_and_are_forgotten(
     fresh: Simulator, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """torch cannot tell them apart either: a result is on the mesh that the first call like it was on."""
-    propagations = _Propagations(monkeypatch)
+    """torch cannot tell them apart either: a result is on the mesh that the first call like it was on.
+
+    What an operator does to placements is known on: every rank is told it on its own mesh.
+    """
+    propagations, forgotten, counts = _Propagations(monkeypatch), _forgotten(monkeypatch), []
 
     def body(rank: int, size: int, result: RankResult) -> None:
         first, second = (init_device_mesh("cpu", (2, 2)) for _ in range(2))
@@ -188,7 +204,9 @@ def test_two_meshes_that_are_equal_have_their_own_groups_and_are_forgotten(
     for _ in range(2):
         propagations.count = 0
         assert [value.tolist() for value in values(fresh(body, 4))] == [[2.0, 4.0]] * 2 + [[6.0, 8.0]] * 2
-        assert propagations.count > 0
+        counts.append(propagations.count)
+    assert counts[0] > 0 == counts[1]
+    assert len(forgotten) == 2 * 4
 
 
 def test_another_implementation_learns_anew(fresh: Simulator, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -206,11 +224,22 @@ one = Averaging("one")
 
 
 def test_what_is_known_of_meshes_is_forgotten_in_the_end(fresh: Simulator, monkeypatch: pytest.MonkeyPatch) -> None:
-    propagations, counts = _Propagations(monkeypatch), []
+    forgotten, counts = _forgotten(monkeypatch), []
     monkeypatch.setattr(dtensor_private.Meshes, "_RUNS", 2)
     for _ in range(4):
+        assert fresh(partial(_column_sum, 0), 4).failure is None
+        counts.append(len(forgotten))
+    assert counts == [0, 4, 4, 8]
+
+
+def test_what_is_known_of_operators_is_forgotten_where_it_is_much(
+    fresh: Simulator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    propagations, counts = _Propagations(monkeypatch), []
+    monkeypatch.setattr(dtensor_private.Meshes, "_RUNS", 1)  # else each rank knows it itself
+    for most in (100, 100, 1, 1):
+        monkeypatch.setattr(dtensor_private._Propagation, "_MOST", most)
         propagations.count = 0
-        values_of = fresh(partial(_column_sum, 0), 4)
-        assert values_of.failure is None
+        assert fresh(partial(_column_sum, 0), 4).failure is None
         counts.append(propagations.count > 0)
-    assert counts == [True, False, True, False]
+    assert counts == [True, False, False, True]
