@@ -123,7 +123,7 @@ def _fitted(plan: Plan) -> Plan:
 
 
 class _RankFile:
-    """What this rank did, as JSON in a file of its own: written when it leaves."""
+    """What this rank did, as JSON in a file of its own: written when it leaves; until then it has no exit code."""
 
     def __init__(self, folder: Path | None) -> None:
         """Raises UsageError where it cannot be written, in rank 0; another rank tells rank 0 (Hello.trouble)."""
@@ -133,7 +133,7 @@ class _RankFile:
         if self._path is not None:
             try:
                 self._path.parent.mkdir(parents=True, exist_ok=True)
-                self._path.write_text("{}\n", encoding="utf-8")
+                self._write({"schema": _SCHEMA, "rank": torchrun.rank(), "exit_code": None})
             except OSError as error:
                 what, then = f"--rank-files {folder}: cannot be written", "name a folder that can be written"
                 raise UsageError(explain(what, got=error.strerror, then=then)) from error
@@ -151,4 +151,8 @@ class _RankFile:
             "exit_code": code,
         }
         with suppress(OSError):
-            self._path.write_text(json.dumps(data, indent=1) + "\n", encoding="utf-8")
+            self._write(data)
+
+    def _write(self, data: Mapping[str, Any]) -> None:
+        assert self._path is not None
+        self._path.write_text(json.dumps(data, indent=1) + "\n", encoding="utf-8")
