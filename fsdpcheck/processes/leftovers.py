@@ -10,10 +10,12 @@ from __future__ import annotations
 
 import ctypes
 import os
+import re
 import select
 import shutil
 import signal
 import tempfile
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -33,6 +35,8 @@ _KEEPERS: Final = (b"multiprocessing.resource_tracker", b"torch_shm_manager")
 """In the command lines of processes that outlive those they serve by a moment, to unlink what these have shared."""
 _ROUNDS: Final = 100
 """Looks for processes that were forked while others were being ended; each look but the last ends some."""
+_ABANDONED_S: Final = 7 * 24 * 3600
+"""How long nobody must have written to a temporary folder before it is taken for abandoned."""
 _PATIENCE_MS: Final = 2000
 """How long a process that was killed, or a keeper that nobody needs any more, may take to be gone."""
 
@@ -98,6 +102,25 @@ def clear(leader: int, mark: str, known: frozenset[int] | None = None) -> int:
 def _remove_folders(mark: str) -> None:
     for folder in Path(tempfile.gettempdir()).glob(f"{_FOLDER}{mark}-*"):
         shutil.rmtree(folder, ignore_errors=True)
+
+
+def remove_abandoned() -> None:
+    """Remove the temporary folders of sessions that were killed, and nothing was left to remove them.
+
+    Those whose process is not there and that were not written to for ``_ABANDONED_S``: it might be another's, who sees
+    the folders of this machine and not its processes.
+    """
+    youngest = time.time() - _ABANDONED_S
+    for folder in Path(tempfile.gettempdir()).glob(f"{_FOLDER}[0-9]*"):
+        owner = re.match(rf"{_FOLDER}(\d+)[.-]", folder.name)
+        with suppress(OSError):
+            if owner and not is_living(int(owner[1])) and _written(folder) < youngest:
+                shutil.rmtree(folder, ignore_errors=True)
+
+
+def _written(folder: Path) -> float:
+    """When the folder, or a file in it, was last written to."""
+    return max(path.lstat().st_mtime for path in (folder, *folder.rglob("*")))
 
 
 def end_group(leader: int) -> int:

@@ -258,6 +258,7 @@ class Crew:
     @contextmanager
     def forwarding_interrupts() -> Iterator[Crew]:
         """A crew that SIGINT and SIGTERM are passed on to. Who is still running when it is left, is ended."""
+        leftovers.remove_abandoned()
         with leftovers.adopting():
             crew = Crew()
             with crew.hearing():
