@@ -76,7 +76,10 @@ def _chosen(names: list[str], kind: Mapping[str, str]) -> Iterator[list[str]]:
 
 
 def _layers(case: TrainingCase, answer: Answer, step: int) -> list[_Seen]:
-    """Every layer of the body with its activations and backprops, float64."""
+    """Every layer of the body with its activations and backprops, float64, that is called on as many rows as samples.
+
+    What one row for all samples adds to the norm of each is not read off that row.
+    """
     wanted, model = answer.steps[step], models.wide(case)
     trains = {name: frozenset(n for n, p in m.named_parameters(recurse=False) if p.requires_grad)
               for name, m in model.named_modules()}  # fmt: skip
@@ -99,6 +102,7 @@ def _layers(case: TrainingCase, answer: Answer, step: int) -> list[_Seen]:
     return [
         _Seen(name, m, trains[name], a, g, uses[id(getattr(m, "weight", None))] > 1)
         for (name, m, a, _), g in zip(seen, backprops, strict=True)
+        if len(a) == len(wanted.samples)
     ]
 
 

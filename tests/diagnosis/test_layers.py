@@ -159,3 +159,18 @@ def test_causes_are_looked_for_where_a_layer_runs_twice_beside_a_tied_weight(kin
         answer = oracle.answer(TrainingCase(model, layout=layout, step=step, seed=seed))
         found |= {cause.key for cause, _ in norm_rules.candidates(answer, 0)}
     assert "tied: no cross term" in found
+
+
+@pytest.mark.parametrize("padding_idx", [None, 0])
+def test_one_row_for_all_samples_is_no_norm_of_each(padding_idx: int | None) -> None:
+    """A row that all samples share has other numbers of rows than they are; the layers beside it are asked about."""
+    shared = LayerSpec(2, used="for all")
+    spec = ModelSpec(
+        (shared, LayerSpec(2, bias=True)), "tokens", features=2, length=2, vocabulary=3, padding_idx=padding_idx
+    )
+    answer = oracle.answer(_case(spec))
+    found = dict(norm_rules.candidates(answer, 0))
+    assert {len(delta) for delta in found.values()} == {len(answer.steps[0].samples)}
+    keys = {cause.key for cause in found}
+    assert "Linear bias: positions apart" in keys
+    assert ("embedding: padding row" in keys) == (padding_idx is not None)
