@@ -158,9 +158,11 @@ def _points(answer: Answer, number: int, result: RankResult, noted: list[Quantit
     """One rank's quantities of one step in the order of a step: those that it noted, and those that it showed.
 
     What was shown of gradients belongs before the optimizer, at whose line it is needed, unless that was seen to read
-    others; what was shown of parameters comes last.
+    others; what was shown of parameters comes last. Where that is right, an optimizer that left them otherwise updates
+    something else, as masters of theirs.
     """
     shown = {point.kind: point for point in _shown(answer, number, result, whole)}
+    arrives = "updated" in shown and not shown["updated"].wrong
     seen, local = {one.kind for one in noted}, _Local(answer, number, result.rank, noted)
     for one in noted:
         if one.kind == "options":
@@ -170,7 +172,8 @@ def _points(answer: Answer, number: int, result: RankResult, noted: list[Quantit
         elif one.kind == "updated" and "gradient" in shown:
             yield shown.pop("gradient")
         if whole or one.kind not in ("gradient", "updated"):
-            yield _point(answer, number, result.rank, one, local)
+            point = _point(answer, number, result.rank, one, local)
+            yield replace(point, wrong="", times=1.0) if arrives and one.kind == "updated" else point
     yield from shown.values()
 
 

@@ -124,7 +124,7 @@ def test_it_is_that_of_a_run_with_the_features_in_use(engine: SimulatedEngine) -
 
 RIGHT = (
     ("reference", "training.plain"), ("reference", "clipping.coefficients"), ("fully_shard", "training.evaluation"),
-    ("ddp", "global-norm.update"), ("pipeline", "training.plain"),
+    ("ddp", "global-norm.update"), ("pipeline", "training.plain"), (f"{LOOPS}:masters_updated", "training.plain"),
 )  # fmt: skip
 LAWS = ("training.plain", "training.evaluation", "clipping.norms", "clipping.coefficients", "global-norm.update")
 ALL_RIGHT = tuple(

@@ -1,4 +1,4 @@
-"""Trainers on DistributedDataParallel, each with one mistake of somebody who writes a training loop."""
+"""Trainers on DistributedDataParallel, each with a mistake of somebody who writes a training loop, and a right one."""
 
 from __future__ import annotations
 
@@ -94,6 +94,30 @@ class ReadBeforeUpdate(TrainingLoop):
 class ShownOtherwise(TrainingLoop):
     def parameters(self) -> dict[str, Tensor]:
         return {name: value + 1 for name, value in super().parameters().items()}
+
+
+class MastersUpdated(TrainingLoop):
+    """A right one: the optimizer is given copies to update, and the parameters are taken from them behind it."""
+
+    def __init__(self, model: nn.Module, setup: Setup, named: nn.Module) -> None:
+        super().__init__(model, setup, named)
+        copies = {value: value.detach().clone().requires_grad_(value.requires_grad) for value in model.parameters()}
+        for group in self.optimizer.param_groups:
+            group["params"] = [copies[value] for value in group["params"]]
+        self._masters = [*copies.values()]
+
+    def step(self, batch: Batch) -> None:
+        self.model.zero_grad()
+        self.accumulate(batch)
+        self.setup.notify("after_reduce", self)
+        self.setup.notify("before_step", self)
+        pairs = [*zip(self._masters, self.model.parameters(), strict=True)]
+        for master, value in pairs:
+            master.data.copy_(value)  # in some cases it was projected
+            master.grad = value.grad
+        self.optimizer.step()
+        for master, value in pairs:
+            value.data.copy_(master)
 
 
 def __getattr__(name: str) -> Any:
