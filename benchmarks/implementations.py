@@ -32,7 +32,7 @@ _DEFECTS: Final = (
     "opacus:unbiased", "opacus:poisson", "opacus:one_stream", "opacus_ddp:padding_idx", "fsdp1:hybrid_of_one",
     "fsdp1:tied_apart", "fsdp1:passed_on", "fsdp1:unsynced", "fsdp1:hooked", "tensor_parallel:empty_ranks",
     "tensor_parallel:few_rows", "fully_shard:by_the_book", "fully_shard:inferring", "fully_shard:routed",
-    "sequence_parallel:thawing",
+    "sequence_parallel:thawing", "deepspeed:zero1_read",
 )  # fmt: skip
 """Variants that promise what the implementation does not keep; docs/findings.md has each."""
 

@@ -90,19 +90,36 @@ def test_a_training_goes_on_at_another_number_of_ranks(case: TrainingCase, run: 
 
 
 @law(
+    "state.readable",
+    promise="readable",
+    space=EQUAL_BITS.but(must_occur=("several ranks", "uneven-rows", "frozen")),
+)
+def test_an_ordinary_model_is_filled_from_a_checkpoint(case: TrainingCase, run: Run) -> None:
+    """A model that no rank shards, filled from a checkpoint, has the parameters that were trained, bit for bit.
+
+    Frozen ones too, and tied ones. What fills it is what a user of the implementation would take, to export a model.
+    Not seen: buffers; what else lies in the checkpoint (state.shape).
+    Source: DeepSpeed#5439, DeepSpeed#1896.
+    """
+    case = replace(case, step=replace(case.step, steps=1, resume=False))
+    with TemporaryDirectory(prefix=leftovers.folder_prefix()) as folder:
+        completed(execution := run(case, save_to=folder))
+        assert_readable((execution, run.answer(case)), run.read(f"{folder}/0", case), 0)
+
+
+@law(
     "state.shape",
     promise="stored",
     space=EQUAL_BITS.but(must_occur=("several ranks", "uneven-rows", "momentum")),
 )
 def test_a_checkpoint_holds_each_parameter_once_and_no_padding(case: TrainingCase, run: Run) -> None:
-    """Every parameter lies in it under its own name and shape, each element once, and an unsharded model reads it.
+    """Every parameter lies in it under its own name and shape, each element once.
 
     Padding is in no file, of moments neither: no state has more elements than its parameter.
-    Not seen: what is stored in no tensor.
+    Not seen: what is stored in no tensor; whether an ordinary model is filled from it (state.readable).
     Source: DeepSpeed#1380, torchtitan#1136.
     """
     case = replace(case, step=replace(case.step, steps=1, resume=False))
     with TemporaryDirectory(prefix=leftovers.folder_prefix()) as folder:
         completed(execution := run(case, save_to=folder))
         assert_stored(execution, run.stored(f"{folder}/0"), 0)
-        assert_readable(execution, run.read(f"{folder}/0", case), 0)

@@ -419,4 +419,4 @@ class Keeping(Adapter, Protocol):
         """All pieces of all tensors in a checkpoint: parameters, trainable and frozen, and state of optimizers."""
 
     def read(self, folder: str, model: nn.Module) -> None:
-        """Fill an ordinary, unsharded model from a checkpoint, as its user would without this implementation."""
+        """For "readable" too: fill an ordinary model from a checkpoint, as its user would, say to export it."""

@@ -39,6 +39,7 @@ PLAIN_REASONS: Final[Mapping[str, str]] = {
     "noise-of-seed": "trains plainly: it adds none",
     "state": "has no checkpoint of its own: what is saved is up to its user",
     "resharded": "has no checkpoint of its own: what is saved is up to its user",
+    "readable": "has no checkpoint of its own: what is saved is up to its user",
     "stored": "has no checkpoint of its own: what is saved is up to its user",
     "accounted": "trains plainly: there is nothing to account for",
     "engine": "trains plainly: there is nothing to account for",

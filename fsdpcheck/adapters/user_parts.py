@@ -49,6 +49,7 @@ _REASONS: Final = {
     "interrupts": "your own functions need no way back from a step that raised",
     "epochs": "your own batches come from you: no sampler is judged",
     "features": "the features are those of the adapter fully_shard",
+    "readable": "no function of yours fills an ordinary model",
     "stored": "what lies in files of your own is up to you: how a training goes on from them is judged",
 }
 _REPLICAS: Final = frozenset({"dp_replicate", "dp_shard"})

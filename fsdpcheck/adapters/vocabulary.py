@@ -27,7 +27,8 @@ Use = Literal[
 """A feature, most of FSDP2, that a training may use (``Setup.using``), and none of which may change a bit."""
 Promise = Literal[
     "plain", "private", "exact-factors", "padding.zero", "padding.unread", "deferred", "global-norm", "partial-norms",
-    "dataset-order", "second-backward", "bookkeeping", "noise", "noise-of-seed", "state", "resharded", "stored",
+    "dataset-order", "second-backward", "bookkeeping", "noise", "noise-of-seed", "state", "resharded", "readable",
+    "stored",
     "lifecycle",
     "sharded", "nonfinite", "epochs", "poisson", "same-draws", "kernels",
     "hooks", "parameter-hooks", "memory", "copies", "interrupts", "accounted", "engine", "thawing",
@@ -162,11 +163,15 @@ PROMISES: Final[Mapping[Promise, PromiseRow]] = {
         " Observed.load)."
     ),
     "resharded": PromiseRow("What is saved is loaded at any number of ranks.", promises=("state",)),
-    "stored": PromiseRow(
-        "A checkpoint holds each parameter once, in its own shape and without padding, and an unsharded model reads it"
-        " (Keeping).",
+    "readable": PromiseRow(
+        "An ordinary model is filled from what is saved, without the ranks that saved it.",
         promises=("state",),
-        adapter=("stored", "read"),
+        adapter=("read",),
+    ),
+    "stored": PromiseRow(
+        "A checkpoint holds each parameter once, in its own shape and without padding (Keeping).",
+        promises=("readable",),
+        adapter=("stored",),
     ),
     "lifecycle": PromiseRow(
         "The step gathers one inner unit at a time, frees it when it has been used, and leaves no gradient unreduced"

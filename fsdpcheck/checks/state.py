@@ -72,12 +72,14 @@ def assert_stored(execution: Execution, pieces: list[Stored], step: int) -> None
     require_equal("a checkpoint does not hold the parameters", got, wanted, where, unknown)
 
 
-def assert_readable(execution: Execution, got: Mapping[str, Tensor], step: int) -> None:
+def assert_readable(saved: Side, got: Mapping[str, Tensor], step: int) -> None:
     """A model that was filled from a checkpoint has the parameters that were shown when it was saved."""
+    execution, answer = saved
     wanted = completed(execution)[0].steps[step].saved
     assert wanted is not None
     where = f"the unsharded model, from the checkpoint of step {step}"
-    require_equal("an unsharded model reads other parameters", got, wanted, where, unknown)
+    cause = partial(checkpoint.of_read, answer, got, wanted)
+    require_equal("an unsharded model reads other parameters", got, wanted, where, cause)
 
 
 def _require_bare(pieces: list[Stored], where: str) -> None:

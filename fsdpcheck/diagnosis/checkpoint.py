@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from fsdpcheck.case import TrainingCase
 from fsdpcheck.diagnosis import shards, stale_state
-from fsdpcheck.diagnosis.cause_fit import fits
+from fsdpcheck.diagnosis.cause_fit import fits, mentions
 from fsdpcheck.findings.cause import EXACT, PATTERN, Cause, Causes
 from fsdpcheck.oracle import Answer, Named
 from fsdpcheck.program import NO_VALUE
@@ -81,6 +81,18 @@ def of_loaded(loading: Answer, saving: Answer, got: Mapping[str, Tensor], wanted
         f" although {saving.case.world_size} ranks wrote it"
     )
     return [Cause("one writer read", text, strength) for strength in strengths if strength is not None]
+
+
+def of_read(saving: Answer, got: Mapping[str, Tensor], wanted: Mapping[str, Tensor]) -> Causes:
+    """Causes of parameters that an ordinary model has otherwise than ``saving`` wrote them; NaN is what none read."""
+    wrong = {name: got[name] for name, value in wanted.items() if name in got and bool((got[name] != value).any())}
+    frozen = "frozen " * (not {*wrong} & {*saving.trainable})
+    if wrong and all(bool(value.isnan().all()) for value in wrong.values()):
+        text = f"{frozen}parameters are in no file of the checkpoint, or are not read: {mentions([*wrong])}"
+        return [Cause("not read", text)]
+    if wrong and not any(bool(value.any()) for value in wrong.values()):
+        return [Cause("zeros saved", f"{frozen}parameters are zero in the checkpoint: {mentions([*wrong])}")]
+    return []
 
 
 def _only_one_writer(wrong: Named, old: Named, new: Named) -> int | None:

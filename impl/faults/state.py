@@ -81,6 +81,30 @@ def first_writer_alone_is_read(original: Function, hit: Hit) -> Function:
 
 
 @fault(
+    "state:save",
+    "frozen weights that lie in the file without their values, https://github.com/deepspeedai/DeepSpeed/pull/3205",
+    "state.readable",
+    cause="frozen parameters are zero in the checkpoint",
+)
+def frozen_parameters_saved_as_zeros(original: Function, hit: Hit) -> Function:
+    """What is frozen is saved as zeros, as where it was freed when it is written."""
+
+    def planted(folder: Any, model: Any, *more: Any) -> None:
+        frozen = [shard.detach() for shard in model.frozen_shards() if shard.numel()]
+        if not frozen:
+            return original(folder, model, *more)
+        hit()
+        kept = [shard.clone() for shard in frozen]
+        for shard in frozen:
+            shard.zero_()
+        original(folder, model, *more)
+        for shard, values in zip(frozen, kept, strict=True):
+            shard.copy_(values)
+
+    return planted
+
+
+@fault(
     "state.planners:SpanWriter.resolve_data",
     "padding in saved moments, https://github.com/deepspeedai/DeepSpeed/pull/1380",
     "state.shape",

@@ -220,7 +220,7 @@ def test_promises_are_listed_with_what_they_need_and_the_laws_that_rest_on_them(
     assert [line[0] for line in lines] == list(PROMISES)
     needs = {name: asked for name, _, asked, _ in lines}
     assert needs["noise"] == "private, after_reduce, before_step"
-    assert (needs["stored"], needs["lifecycle"]) == ("state, Adapter.stored, Adapter.read", "all moments")
+    assert (needs["stored"], needs["lifecycle"]) == ("readable, Adapter.stored", "all moments")
     for name, laws, _, meaning in lines:
         resting = [law for law in registry.chapters().values() if name in {law.promise, *law.needs_promises}]
         assert laws == str(len(resting))

@@ -21,6 +21,7 @@ TORCHRUN, ALONE = "torchrun --nproc-per-node 2 this.py", "python this.py"
 NO_PLACEMENT = "in-place operations that require placement changes"
 SHOWS = {
     "colwise_fewer_rows_than_ranks": NO_PLACEMENT,
+    "deepspeed_zero1_leaves_out_what_is_frozen": "ZeRO-1, frozen and trained weight: got [0.0, 1.0], wanted [1.0, 1.0]",
     "dtensor_empty_batch_never_returns": "view_groups",
     "dtensor_largest_of_an_empty_shard": "does not have an identity' on rank 1; wanted 'a value' on both",
     "fsdp1_clip_grad_norm_of_float64": "should be convertible without narrowing",
@@ -65,7 +66,7 @@ def _first_line(report: Path) -> str:
 
 def _of(report: Path) -> str:
     """The distribution that it is about."""
-    return "opacus" if report.stem.startswith("opacus") else "torch"
+    return next((name for name in ("deepspeed", "opacus") if report.stem.startswith(name)), "torch")
 
 
 def _ran(report: Path, alone: bool) -> subprocess.CompletedProcess[str]:

@@ -24,6 +24,7 @@ with warnings.catch_warnings():
     warnings.simplefilter("ignore")  # its own imports are deprecated
     import deepspeed
     from deepspeed.utils import safe_get_full_grad
+    from deepspeed.utils.zero_to_fp32 import load_state_dict_from_zero_checkpoint
 
 deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False  # it would be compiled, and go round torch.distributed
 logging.getLogger("DeepSpeed").setLevel(logging.ERROR)
@@ -58,6 +59,12 @@ class Loop(TrainingLoop):
     def gradients(self) -> dict[str, Tensor | None]:
         return self._gradients
 
+    def save(self, folder: str) -> None:
+        self.model.save_checkpoint(folder, tag="saved")  # type: ignore[operator]
+
+    def load(self, folder: str) -> None:
+        self.model.load_checkpoint(folder, tag="saved")  # type: ignore[operator]
+
     def local_tensors(self) -> list[Tensor]:
         zero: Any = self.optimizer
         masters = zero.fp32_partitioned_groups_flat if self.sharded else zero.single_partition_of_fp32_groups
@@ -70,11 +77,16 @@ class Loop(TrainingLoop):
 
 class DeepSpeed:
     features = Features(
-        promises=frozenset({"plain", "global-norm"}),
+        promises=frozenset({"plain", "global-norm", "state", "readable"}),
         accepts=ORDINARY - {"hsdp", "bfloat16", "parameter-groups"},
         observables=frozenset({"params", "grads", "grad_norm"}),
         arithmetic=ArithmeticRule(averaging="before", dtypes=("float32",), unused="zero"),
-        reasons={**PLAIN_REASONS, "thawing": "updates what is trained when it is built"},
+        reasons={
+            **PLAIN_REASONS,
+            "thawing": "updates what is trained when it is built",
+            "resharded": "loads what as many ranks have saved",
+            "stored": "saves flat shards as they lie",
+        },
         rank_local=(
             "deepspeed.comm.comm:cdb",
             "deepspeed.utils.groups:_WORLD_GROUP",
@@ -88,8 +100,12 @@ class DeepSpeed:
         ),
     )
 
-    def __init__(self, stage: Literal[1, 2, 3]) -> None:
+    def __init__(self, stage: Literal[1, 2, 3], reads: bool = True) -> None:
         self.name, self._stage = f"deepspeed, ZeRO-{stage}", stage
+        if not reads:
+            reasons = {**self.features.reasons, "readable": "asked of the variant zero1_read"}
+            promises = self.features.promises - {"readable"}
+            self.features = replace(self.features, promises=promises, reasons=reasons)
         if stage == 3:  # its norm is a float64 to the end; that of the others is cast before the sum over ranks
             self.features = replace(self.features, global_norm=GlobalNormRule(nested=True, dtype="float64", eps=1e-6))
 
@@ -104,7 +120,13 @@ class DeepSpeed:
         engine, optimizer, *_ = deepspeed.initialize(model=model, optimizer=optimizer, config=settings)
         return Loop(engine, setup, named=model, optimizer=optimizer)
 
+    def read(self, folder: str, model: nn.Module) -> None:
+        load_state_dict_from_zero_checkpoint(model, folder, "saved")
 
-zero1, zero2, zero3 = DeepSpeed(1), DeepSpeed(2), DeepSpeed(3)
+
+zero1, zero2, zero3 = DeepSpeed(1, reads=False), DeepSpeed(2), DeepSpeed(3)
+zero1_read = DeepSpeed(1)
+"""A known finding: ZeRO-1 saves no frozen parameters where zero_to_fp32 looks for them, and a model that is filled from
+its checkpoint keeps its own, without a word (DeepSpeed#5439)."""
 adapter = zero1
 gc.freeze()  # ZeRO-3 collects garbage whenever an engine is made: what is imported by now need not be gone through

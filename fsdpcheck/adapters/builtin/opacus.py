@@ -43,6 +43,7 @@ _REASONS = {
     "state": "has no checkpoint of its own: what is saved is up to its user",
     "resharded": "has no checkpoint of its own: what is saved is up to its user",
     "thawing": "clips every step, and thawing is asked of plain training",
+    "readable": "has no checkpoint of its own: what is saved is up to its user",
     "stored": "has no checkpoint of its own: what is saved is up to its user",
     "lifecycle": "shards by FSDP2, which gathers the next unit ahead and has no public view of what is gathered",
     "epochs": "leaves the order of epochs to the data loader it is given",

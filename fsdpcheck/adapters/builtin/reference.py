@@ -238,6 +238,7 @@ class Reference:
                     "noise-of-seed",
                     "state",
                     "resharded",
+                    "readable",
                     "stored",
                     "lifecycle",
                     "sharded",
