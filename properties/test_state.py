@@ -6,6 +6,7 @@ Each step but the first is taken by a new trainer, which has read what was saved
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 from tempfile import TemporaryDirectory
 
 from fsdpcheck.adapters.contract import Observable
@@ -103,8 +104,8 @@ def test_an_ordinary_model_is_filled_from_a_checkpoint(case: TrainingCase, run: 
     """
     case = replace(case, step=replace(case.step, steps=1, resume=False))
     with TemporaryDirectory(prefix=leftovers.folder_prefix()) as folder:
-        completed(execution := run(case, save_to=folder))
-        assert_readable((execution, run.answer(case)), run.read(f"{folder}/0", case), 0)
+        saved = run(case, save_to=folder), run.answer(case)
+        assert_readable(saved, partial(run.read, f"{folder}/0", case), 0)
 
 
 @law(

@@ -5,7 +5,8 @@ loss)`` is one optimizer step: ``batches`` are this rank's micro-batches as (inp
 targets)`` a 0-dim loss, such that averaging the gradients of ranks with samples of their own is right. ``clip(model,
 max_norm)`` clips by the global gradient norm and returns it. ``save(model, optimizer, folder)`` writes all that a
 training needs to go on into ``folder``, which is there and empty; ``load(model, optimizer, folder)`` takes it over into
-a new model, made parallel, and its new optimizer. A reference names all of them in one module:
+a new model, made parallel, and its new optimizer. ``read(model, folder)`` fills an ordinary model from it, in a process
+of its own, as whoever exports one does. A reference names all of them in one module:
 "train.py:parallelize,step=train_step,clip=clip,save=save,load=load,axes=dp_shard+tp,averaging=before". ``keeps=shards``
 says that between steps each rank keeps its share of the parameters, as ``fully_shard`` has it, and ``keeps=units`` that
 besides of the case's units those that are at work are gathered, and no others.
@@ -28,13 +29,13 @@ from fsdpcheck.adapters import user_private
 from fsdpcheck.adapters.contract import ArithmeticRule, Features, Promise, Setup, Snippets
 from fsdpcheck.adapters.training_loop import ORDINARY, PLAIN_REASONS, TrainingLoop, mesh_of
 from fsdpcheck.adapters.user_dtypes import Dtypes
-from fsdpcheck.adapters.user_loop import Built, Loop
+from fsdpcheck.adapters.user_loop import Built, Loop, fill_beside
 from fsdpcheck.case import Trait
 from fsdpcheck.case.axes import Axis
 from fsdpcheck.case.traits import NOT_IN_LOW_PRECISION
 from fsdpcheck.errors import AdapterError, explain, spelling
 
-FUNCTIONS: Final = ("step", "clip", "private", "save", "load")
+FUNCTIONS: Final = ("step", "clip", "private", "save", "load", "read")
 _REASONS: Final = {
     "state": "no functions of yours save and load: --save and --load name them",
     "global-norm": "your own step is not asked to clip, and the dtype that was said is that of your step",
@@ -49,7 +50,7 @@ _REASONS: Final = {
     "interrupts": "your own functions need no way back from a step that raised",
     "epochs": "your own batches come from you: no sampler is judged",
     "features": "the features are those of the adapter fully_shard",
-    "readable": "no function of yours fills an ordinary model",
+    "readable": "no function of yours fills an ordinary model: --read names it",
     "stored": "what lies in files of your own is up to you: how a training goes on from them is judged",
 }
 _REPLICAS: Final = frozenset({"dp_replicate", "dp_shard"})
@@ -142,7 +143,10 @@ def _kept(name: str, functions: Mapping[str, Callable[..., Any]], words: Mapping
     """What is promised of a checkpoint, if there is one."""
     if not _keeps(name, functions):
         return frozenset()
-    return frozenset({"state"}) if words.get("load-at") == "same" else frozenset({"state", "resharded"})
+    told: dict[Promise, bool] = {
+        "state": True, "resharded": words.get("load-at") != "same", "readable": "read" in functions
+    }  # fmt: skip
+    return frozenset(promise for promise, made in told.items() if made)
 
 
 def _sharded(name: str, words: Mapping[str, str], axes: frozenset[str]) -> frozenset[Promise]:
@@ -191,6 +195,9 @@ def _not_in(arithmetic: ArithmeticRule) -> frozenset[Trait]:
 def _keeps(name: str, functions: Mapping[str, Callable[..., Any]]) -> bool:
     """Whether there is a checkpoint. Raises AdapterError for one half of it."""
     known = [half for half in ("save", "load") if half in functions]
+    if "read" in functions and not known:
+        what, then = f"the function of {name!r} that reads a checkpoint", "name them too: --save, --load"
+        raise AdapterError(explain(what, got="read alone", wanted="save and load besides", then=then))
     if len(known) == 1:
         got, wanted = f"{known[0]} alone", "both, or neither: what is saved is judged by how a training goes on"
         then = f"name the other one too: --{'load' if known == ['save'] else 'save'}"
@@ -213,8 +220,8 @@ class UserParts:
 
     def build(self, model: nn.Module, setup: Setup) -> TrainingLoop:
         """A user's own model is made parallel as the user knows it, without what the harness puts beside it."""
-        is_private = "private" in self._functions  # the harness's layer belongs to the norm of a sample
-        given = model.get_submodule("model") if hasattr(model, "own") and not is_private else model
+        is_private = "private" in self._functions
+        given = self._given(model)
         before, dtypes = _looks(given), Dtypes(self.name, given, setup.compute_dtype)
         shapes = {key: value.shape for key, value in model.named_parameters()}
         mesh = mesh_of(setup, *(("dp_shard",) if self._has_data_axis else ()))
@@ -231,6 +238,16 @@ class UserParts:
         if is_private:
             return user_private.PrivateLoop(built, setup, self.features.observables)
         return Loop(built, setup)
+
+    def read(self, folder: str, model: nn.Module) -> None:
+        """By the user's function; what the harness has put beside their model comes back by itself."""
+        self._functions["read"](self._given(model), folder)
+        fill_beside(model, folder)
+
+    def _given(self, model: nn.Module) -> nn.Module:
+        """The model as its user knows it; in private steps the harness's layer belongs to the norm of a sample."""
+        apart = hasattr(model, "own") and "private" not in self._functions
+        return model.get_submodule("model") if apart else model
 
     @property
     def _has_data_axis(self) -> bool:

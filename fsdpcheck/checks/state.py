@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
 from math import prod
@@ -16,7 +16,7 @@ from fsdpcheck.checks._compare import require_equal, unknown
 from fsdpcheck.checks._read import completed
 from fsdpcheck.checks.invariance import Side, assert_same_training, local_name
 from fsdpcheck.diagnosis import checkpoint
-from fsdpcheck.errors import NotApplicable
+from fsdpcheck.errors import NotApplicable, NotReadable
 from fsdpcheck.execution import Execution, StepRecord
 from fsdpcheck.findings.cause import Causes
 from fsdpcheck.findings.violation import Violation
@@ -72,12 +72,17 @@ def assert_stored(execution: Execution, pieces: list[Stored], step: int) -> None
     require_equal("a checkpoint does not hold the parameters", got, wanted, where, unknown)
 
 
-def assert_readable(saved: Side, got: Mapping[str, Tensor], step: int) -> None:
-    """A model that was filled from a checkpoint has the parameters that were shown when it was saved."""
+def assert_readable(saved: Side, read: Callable[[], Mapping[str, Tensor]], step: int) -> None:
+    """A model that ``read`` fills from a checkpoint has the parameters that were shown when it was saved."""
     execution, answer = saved
     wanted = completed(execution)[0].steps[step].saved
     assert wanted is not None
     where = f"the unsharded model, from the checkpoint of step {step}"
+    try:
+        got = read()
+    except NotReadable as error:
+        what = "an unsharded model cannot be filled"
+        raise Violation(what, got=str(error), wanted="the parameters that were saved", where=where) from error
     cause = partial(checkpoint.of_read, answer, got, wanted)
     require_equal("an unsharded model reads other parameters", got, wanted, where, cause)
 

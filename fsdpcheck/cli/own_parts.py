@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 from fsdpcheck.errors import UsageError, explain
 
-_FUNCTIONS = ("step", "clip", "private", "save", "load")
+_FUNCTIONS = ("step", "clip", "private", "save", "load", "read")
 _WORDS = {
     "mesh": "axes", "averaging": "averaging", "load_at": "load-at",
     "keeps": "keeps", "factor": "factor", "shows": "shows",
@@ -64,6 +64,9 @@ def add(parser: argparse.ArgumentParser) -> None:
     )
     parts.add_argument(
         "--load", default="", metavar="NAME", help="load(model, optimizer, folder), with --save (default: none)"
+    )
+    parts.add_argument(
+        "--read", default="", metavar="NAME", help="read(model, folder) into an ordinary model (default: none)"
     )
     parts.add_argument(
         "--load-at", default="", metavar="RANKS", help="numbers of ranks that read it: any, same (default: any)"

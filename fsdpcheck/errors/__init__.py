@@ -71,6 +71,10 @@ class NotOnRanks(NotApplicable):
     """A case of which a law says nothing on this implementation because of how many ranks it has."""
 
 
+class NotReadable(FsdpcheckError):
+    """What fills an ordinary model from a checkpoint raised, which is for a law to judge; what it said, and where."""
+
+
 class NoProgress(FsdpcheckError):
     """A budget that the user set ran out while some rank could still run. Never called a deadlock."""
 

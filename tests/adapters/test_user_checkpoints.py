@@ -63,6 +63,20 @@ def test_a_wrong_function_is_found(parts: str, said: str, engine: SimulatedEngin
     assert said in f"{verdict.finding.what}; {verdict.finding.cause}"
 
 
+def test_a_function_that_fills_an_ordinary_model_is_judged(engine: SimulatedEngine) -> None:
+    parts = "parallelize,save=save,load=load"
+    assert _judged(engine, "state.readable", parts, (2,), most=3).status == "not promised"
+    assert _judged(engine, "state.readable", f"{parts},read=read", (1, 2), most=3).status == "holds"
+    verdict = _judged(engine, "state.readable", f"{parts},read=read_no_last", (1, 2), most=3)
+    assert verdict.finding is not None
+    assert "parameters are in no file of the checkpoint, or are not read" in verdict.finding.cause
+    raised = _judged(engine, "state.readable", f"{parts},read=read_no_file", (1, 2), most=3)
+    assert raised.finding is not None
+    assert raised.finding.what == "an unsharded model cannot be filled"
+    assert "FileNotFoundError: [Errno 2] No such file or directory: 'FOLDER/model.pt'" in raised.finding.got
+    assert "own_checkpoints.py:" in raised.finding.got
+
+
 def test_functions_for_as_many_ranks_are_asked_for_no_others(engine: SimulatedEngine) -> None:
     parts = "parallelize,save=save_by_rank,load=load_by_rank,load-at=same"
     assert _judged(engine, "state.resumed", parts, (2,), most=3).status == "holds"
@@ -82,6 +96,7 @@ def test_functions_for_as_many_ranks_may_say_so_by_themselves(engine: SimulatedE
     [
         ("parallelize,save=save", "--load"),
         ("parallelize,load=load", "--save"),
+        ("parallelize,read=read", "--save, --load"),
         ("parallelize,save=save,load=load,load-at=sme", "Did you mean 'same'?"),
     ],
 )

@@ -26,7 +26,8 @@ _SESSION = {
     "--no-confirm", "-j", "--profile", "--seed", "--world-size", "-h", "--model", "--batch", "--loss",
     "--optimizer", "--units", "--real", "--parallelize", "--step", "--clip", "--mesh", "--averaging",
     "--roots", "--rank-files", "--html", "--junit", "--sarif", "--markdown", "--github", "--verbose", "-v",
-    "--private", "--factor", "--shows", "--save", "--load", "--load-at", "--keeps", "--param-dtype", "--reduce-dtype",
+    "--private", "--factor", "--shows", "--save", "--load", "--read", "--load-at", "--keeps",
+    "--param-dtype", "--reduce-dtype",
 }  # fmt: skip
 OPTIONS = {
     "run": {*_SESSION, "--resume", "--coverage", "--shard", "--blocks"},

@@ -55,6 +55,27 @@ def _load(
     set_state_dict(model, optimizer, model_state_dict=state["model"], optim_state_dict=state["optimizer"])
 
 
+def read(model: nn.Module, folder: str) -> None:
+    """As whoever exports a model: in one process."""
+    state = {"model": model.state_dict()}
+    dcp.load(state, checkpoint_id=folder, no_dist=True)
+    model.load_state_dict(state["model"])
+
+
+def read_no_last(model: nn.Module, folder: str) -> None:
+    """The last tensor keeps what the new model has."""
+    state = model.state_dict()
+    last = list(state)[-1]
+    dcp.load(
+        {"model": {name: value for name, value in state.items() if name != last}}, checkpoint_id=folder, no_dist=True
+    )
+    model.load_state_dict(state)
+
+
+def read_no_file(model: nn.Module, folder: str) -> None:
+    model.load_state_dict(torch.load(Path(folder) / "model.pt"))
+
+
 def save_whole(model: nn.Module, optimizer: Optimizer, folder: str) -> None:
     """By torch.save on rank 0, whole tensors."""
     state = get_state_dict(model, optimizer, options=_WHOLE)
