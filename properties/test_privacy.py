@@ -190,7 +190,8 @@ def test_trainings_with_a_canary_and_without_are_not_told_apart(case: TrainingCa
     it may get right follows from noise multiplier and steps alone: honest trainings are called wrong with probability
     1e-6 at most. Most noise that is a sixth of what it should be is found, and most records that weigh six times as
     much.
-    Not seen: errors of less than a factor of three; what only another record, or more steps, would show.
+    Not seen: errors of less than a factor of three; what only another record, or more steps, would show; whether
+    trainings that are not asked for come to their end.
     Source: Opacus#161, TF-Privacy#153; Dong, Roth, Su 2019, arXiv:1905.02383.
     """
     spoiled, other = distinguishing.canaries(case), distinguishing.without_canary(case)

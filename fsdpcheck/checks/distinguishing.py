@@ -162,9 +162,10 @@ def _least(hits: int, of: int, alarm: float) -> float:
 
 
 def _shown(run: Execution, rank: int) -> Tensor:
-    """All that a rank shows of its parameters after each step, [d]."""
+    """All that a rank shows of its parameters after each step, [d]: the numbers, and which of them are finite."""
     steps = completed(run)[rank].steps
-    return torch.cat([value.double().flatten() for step in steps for value in step.params.values()])
+    shown = torch.cat([value.double().flatten() for step in steps for value in step.params.values()])
+    return torch.cat([shown.nan_to_num(0.0, 0.0, 0.0), shown.isfinite().double()])
 
 
 def _taught(one_Td: Tensor, other_Td: Tensor) -> tuple[Tensor, float]:

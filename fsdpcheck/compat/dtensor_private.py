@@ -17,12 +17,14 @@ from fsdpcheck.compat.torch_private import replaced
 def forget_meshes() -> None:
     """Forget what DTensor remembers on this thread. To be called after groups of a device mesh were destroyed.
 
+    A thread does so before it ends, too: what is kept in it of C++ is let go of when Python can no longer be asked.
     It gives its results the mesh of the first call like theirs, equal to the asked mesh but perhaps from an earlier
     case; a mesh finds its groups by name, and those names are gone or, worse, another group's. Tried: 2.13.0.
     """
-    from torch.distributed.tensor import debug
+    if "torch.distributed.tensor" in sys.modules:
+        from torch.distributed.tensor import debug
 
-    cast(Any, debug)._clear_sharding_prop_cache()
+        cast(Any, debug)._clear_sharding_prop_cache()
 
 
 class _Propagation:
@@ -67,7 +69,7 @@ class _Propagation:
             mesh = _mesh_of(asked) if may_share() else None
             if mesh is None:
                 return find_out(propagator, asked)
-            first = self._meshes.setdefault(self._layout(mesh), mesh)  # no other outlives its run for our sake
+            first = self._meshes.setdefault(self._layout(mesh), mesh)
             question = _on(first, asked)
             if question not in self._known:
                 answer = find_out(propagator, asked)

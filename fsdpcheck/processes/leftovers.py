@@ -19,6 +19,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from stat import S_ISDIR
 from typing import Final, NamedTuple
 
 MARK: Final = "FSDPCHECK_SESSION"
@@ -35,6 +36,8 @@ _KEEPERS: Final = (b"multiprocessing.resource_tracker", b"torch_shm_manager")
 """In the command lines of processes that outlive those they serve by a moment, to unlink what these have shared."""
 _ROUNDS: Final = 100
 """Looks for processes that were forked while others were being ended; each look but the last ends some."""
+_OF_A_SESSION: Final = re.compile(rf"{_FOLDER}([1-9]\d*)\.\d{{6,}}(?:\.\d+)?-[a-z0-9_]{{8}}")
+"""What a temporary folder of a session is called, by its mark: pid, nanoseconds of a clock; nothing else is like it."""
 _ABANDONED_S: Final = 7 * 24 * 3600
 """How long nobody must have written to a temporary folder before it is taken for abandoned."""
 _PATIENCE_MS: Final = 2000
@@ -107,15 +110,21 @@ def _remove_folders(mark: str) -> None:
 def remove_abandoned() -> None:
     """Remove the temporary folders of sessions that were killed, and nothing was left to remove them.
 
-    Those whose process is not there and that were not written to for ``_ABANDONED_S``: it might be another's, who sees
-    the folders of this machine and not its processes.
+    Those with the name of a session's, of this user, whose process is not there and that were not written to for
+    ``_ABANDONED_S``: it might be another's, who sees the folders of this machine and not its processes.
     """
     youngest = time.time() - _ABANDONED_S
     for folder in Path(tempfile.gettempdir()).glob(f"{_FOLDER}[0-9]*"):
-        owner = re.match(rf"{_FOLDER}(\d+)[.-]", folder.name)
+        owner = _OF_A_SESSION.fullmatch(folder.name)
         with suppress(OSError):
-            if owner and not is_living(int(owner[1])) and _written(folder) < youngest:
+            if owner and not is_living(int(owner[1])) and _is_own(folder) and _written(folder) < youngest:
                 shutil.rmtree(folder, ignore_errors=True)
+
+
+def _is_own(folder: Path) -> bool:
+    """Whether it is a folder, and not a link to one, of the user that this process runs as."""
+    found = folder.lstat()
+    return S_ISDIR(found.st_mode) and found.st_uid == os.getuid()
 
 
 def _written(folder: Path) -> float:

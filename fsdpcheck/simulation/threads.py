@@ -184,6 +184,7 @@ class Pool:
             if self._job is None:
                 break
             self._one(rank)
+        dtensor_private.forget_meshes()
         del keep_on_this_thread
 
     def _one(self, rank: int) -> None:

@@ -102,6 +102,28 @@ def test_noise_that_comes_again_is_found_though_each_step_has_enough() -> None:
         judged(moved=1.0, noise=3.0, again=True)
 
 
+@pytest.mark.parametrize("value", [math.nan, math.inf])
+def test_numbers_that_are_none_tell_as_much_as_any(value: float) -> None:
+    """Where only trainings with the record end so; and one such among those that teach hides nothing."""
+    present, absent = _spoiled(1.0), trainings(ALONE, 0.0, 3.0, 2)
+    for run in present:
+        run.ranks[0].steps[1].params["weight"][0] = value
+    with pytest.raises(Violation, match="are told apart"):
+        assert_not_told_apart(ALONE, zip(present, absent, strict=True))
+    present = _spoiled(LARGE)
+    present[3].ranks[0].steps[0].params["weight"][1] = value
+    with pytest.raises(Violation, match="are told apart"):
+        assert_not_told_apart(ALONE, zip(present, absent, strict=True))
+
+
+def _spoiled(moved: float) -> list[Execution]:
+    """Trainings with the record as the law has them, of which it is not asked that all they show is finite."""
+    found = trainings(ALONE, moved, 3.0, 1)
+    for run in found:
+        run.request = RunRequest(ALONE, "made up", spoiled=canaries(ALONE))
+    return found
+
+
 def test_every_rank_is_looked_at() -> None:
     one, other = trainings(ALONE, 1.0, 3.0, 1), trainings(ALONE, 0.0, 3.0, 2)
     bare = trainings(ALONE, 1.0, 0.0, 3), trainings(ALONE, 0.0, 0.0, 4)

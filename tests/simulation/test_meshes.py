@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
@@ -207,6 +208,18 @@ def test_two_meshes_that_are_equal_have_their_own_groups_and_are_forgotten(
         counts.append(propagations.count)
     assert counts[0] > 0 == counts[1]
     assert len(forgotten) == 2 * 4
+
+
+def test_a_thread_forgets_before_it_ends(fresh: Simulator, monkeypatch: pytest.MonkeyPatch) -> None:
+    """DTensor keeps Python objects in it, which are destroyed behind it, without Python's lock: that aborts."""
+    forgotten, others = _forgotten(monkeypatch), {*threading.enumerate()}
+    assert fresh(partial(_column_sum, 0), 4).failure is None
+    assert not forgotten
+    ranks = {*threading.enumerate()} - others
+    fresh.engine.close()
+    for thread in ranks:
+        thread.join()
+    assert len(ranks) == len(forgotten) == 4
 
 
 def test_another_implementation_learns_anew(fresh: Simulator, monkeypatch: pytest.MonkeyPatch) -> None:
