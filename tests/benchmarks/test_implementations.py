@@ -20,6 +20,15 @@ def test_the_document_has_the_table_of_honest_ones() -> None:
     assert "\n".join(implementations.table(honest)) in DOCUMENT
 
 
+def test_the_document_has_the_table_of_defects_and_each_finding_was_seen_on_gloo() -> None:
+    rows = implementations.Kept(str(implementations.RECORD), "adapter", "ranks").rows
+    defects = [row for row in rows if not row["honest"]]
+    assert {row["adapter"] for row in defects} == {*implementations._DEFECTS}
+    assert {row["adapter"] for row in defects if not row["findings"]} == {"fsdp1:passed_on"}
+    assert {word for row in defects for word in row["confirmed"]} == {"yes"}
+    assert "\n".join(implementations.table(defects)) in DOCUMENT
+
+
 def test_every_adapter_is_described_and_in_the_table() -> None:
     """A line beside its name, and a row of its own or of a variant of it."""
     for name in adapters.names():
