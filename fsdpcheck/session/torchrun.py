@@ -15,7 +15,7 @@ from typing import Any, Final, NoReturn
 
 from fsdpcheck.engines import torchrun
 from fsdpcheck.engines.base import TORCHRUN
-from fsdpcheck.errors import UsageError, explain
+from fsdpcheck.errors import UsageError, explain, writing
 from fsdpcheck.session.ledger import Ledger
 from fsdpcheck.session.plan import Plan
 from fsdpcheck.session.worker import Interrupt, fork_servers_of, told_session
@@ -155,4 +155,4 @@ class _RankFile:
 
     def _write(self, data: Mapping[str, Any]) -> None:
         assert self._path is not None
-        self._path.write_text(json.dumps(data, indent=1) + "\n", encoding="utf-8")
+        writing.whole(self._path, json.dumps(data, indent=1) + "\n")
