@@ -191,7 +191,7 @@ def test_two_meshes_that_are_equal_have_their_own_groups_and_are_forgotten(
 ) -> None:
     """torch cannot tell them apart either: a result is on the mesh that the first call like it was on.
 
-    What an operator does to placements is known on: every rank is told it on its own mesh.
+    What an operator does to placements stays known: every rank gets it on its own mesh.
     """
     propagations, forgotten, counts = _Propagations(monkeypatch), _forgotten(monkeypatch), []
 
