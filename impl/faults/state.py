@@ -91,10 +91,9 @@ def frozen_parameters_saved_as_zeros(original: Function, hit: Hit) -> Function:
 
     def planted(folder: Any, model: Any, *more: Any) -> None:
         frozen = [shard.detach() for shard in model.frozen_shards() if shard.numel()]
-        if not frozen:
-            return original(folder, model, *more)
-        hit()
         kept = [shard.clone() for shard in frozen]
+        if frozen:
+            hit()
         for shard in frozen:
             shard.zero_()
         original(folder, model, *more)

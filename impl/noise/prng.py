@@ -63,7 +63,7 @@ def _broadcast(words: Sequence[Word]) -> list[Tensor]:
     device = next((word.device for word in words if isinstance(word, Tensor)), None)
     numbers = iter(torch.tensor([word for word in words if not isinstance(word, Tensor)], device=device).unsqueeze(1))
     tensors = (word if isinstance(word, Tensor) else next(numbers) for word in words)
-    return list(torch.broadcast_tensors(*tensors))
+    return list(torch.broadcast_tensors(*tensors))  # type: ignore[no-untyped-call]
 
 
 def _product(words: Tensor, constants: Tensor) -> tuple[Tensor, Tensor]:
