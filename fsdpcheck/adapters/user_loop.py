@@ -130,10 +130,9 @@ class Loop(TrainingLoop):
     def load(self, folder: str) -> None:
         """By the user's function; what the harness has put beside their model comes back by itself."""
         self._functions["load"](self._made, self._users_optimizer, folder)
+        kept = fill_beside(self.model, folder)
         if self._beside is not None:
-            layer, optimizer = torch.load(folder + _BESIDE)
-            self.model.get_submodule("instrument").load_state_dict(layer)
-            self._beside.load_state_dict(optimizer)
+            self._beside.load_state_dict(kept)
 
     def parameters(self) -> dict[str, Tensor]:
         return dict(self._named())
@@ -171,8 +170,13 @@ def _canonical(name: str) -> str:
     return ".".join(part for part in name.split(".") if part not in _WRAPPERS)
 
 
-def fill_beside(model: nn.Module, folder: str) -> None:
-    """Fill what the harness has put beside a user's model from what it saved beside ``folder``, if it did."""
-    if Path(folder + _BESIDE).exists():
-        layer, _ = torch.load(folder + _BESIDE)
-        model.get_submodule("instrument").load_state_dict(layer)
+def fill_beside(model: nn.Module, folder: str) -> Any:
+    """Fill what the harness has put beside a user's model from what it saved beside ``folder``, if it did.
+
+    Returns the state of that part's own optimizer.
+    """
+    if not Path(folder + _BESIDE).exists():
+        return None
+    layer, optimizer = torch.load(folder + _BESIDE)
+    model.get_submodule("instrument").load_state_dict(layer)
+    return optimizer

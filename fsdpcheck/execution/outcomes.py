@@ -21,9 +21,9 @@ def ending(rank: int, error: BaseException) -> Raised | Exited:
     """The state of a rank whose program ended by ``error``; sys.exit is leaving, everything else raising."""
     if isinstance(error, SystemExit):
         code = error.code if isinstance(error.code, int) else int(error.code is not None)
-        return Exited(rank, code, _where(error.__traceback__))
+        return Exited(rank, code, where(error.__traceback__))
     message = excerpt.told(error).strip().splitlines()[0]
-    return Raised(rank, _text(error), excerpt.kind(error), _where(error.__traceback__), message)
+    return Raised(rank, _text(error), excerpt.kind(error), where(error.__traceback__), message)
 
 
 def adapter_failure(rank: int, error: BaseException) -> Failure | None:
@@ -53,7 +53,7 @@ def _no_memory(rank: int, error: BaseException) -> str:
         f"rank {rank} ran out of memory",
         got=excerpt.told(error).strip().splitlines()[0],
         wanted="memory for all ranks at once, for they share this machine",
-        where=_where(error.__traceback__),
+        where=where(error.__traceback__),
         then="fewer ranks, fewer processes at once (of a check: --jobs 1), a smaller model, or a larger machine",
     )
 
@@ -72,11 +72,12 @@ def _text(error: BaseException) -> str:
     return "".join(lines)
 
 
-def _where(trace: TracebackType | None) -> str:
-    where = ""
+def where(trace: TracebackType | None) -> str:
+    """file:line of the innermost frame of an implementation; "" if there is none."""
+    place = ""
     while trace is not None:
         code = trace.tb_frame.f_code
         if not frames_private.is_plumbing(code.co_filename):
-            where = f"{code.co_filename}:{trace.tb_lineno}"
+            place = f"{code.co_filename}:{trace.tb_lineno}"
         trace = trace.tb_next
-    return excerpt.excerpt(where)
+    return excerpt.excerpt(place)

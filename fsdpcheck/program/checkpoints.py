@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import traceback
 from dataclasses import replace
 from typing import cast
 
@@ -12,8 +11,8 @@ from torch import Tensor
 from fsdpcheck import adapters
 from fsdpcheck.adapters.contract import Keeping, Stored
 from fsdpcheck.case import TrainingCase
-from fsdpcheck.compat import frames_private
 from fsdpcheck.errors import FsdpcheckError, NotReadable, excerpt
+from fsdpcheck.execution.outcomes import where
 from fsdpcheck.workload import models
 
 
@@ -39,15 +38,9 @@ def read(adapter: str, folder: str, case: TrainingCase) -> dict[str, Tensor]:
         raise
     except Exception as error:
         said = f"{excerpt.kind(error)}: {excerpt.said(error)}".replace(folder, "FOLDER")
-        raise NotReadable(f"{said}, at {_place(error)}") from error
+        place = where(error.__traceback__)
+        raise NotReadable(f"{said}, at {place}" if place else said) from error
     return {name: parameter.detach() for name, parameter in model.named_parameters()}
-
-
-def _place(error: Exception) -> str:
-    """file:line of the innermost frame outside of torch and Python's own libraries."""
-    frames = traceback.extract_tb(error.__traceback__)
-    own = [frame for frame in frames if not frames_private.is_plumbing(frame.filename)] or frames
-    return f"{own[-1].filename}:{own[-1].lineno}"
 
 
 def _held(value: Tensor) -> int:

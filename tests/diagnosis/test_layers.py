@@ -163,7 +163,7 @@ def test_causes_are_looked_for_where_a_layer_runs_twice_beside_a_tied_weight(kin
 
 @pytest.mark.parametrize("padding_idx", [None, 0])
 def test_one_row_for_all_samples_is_no_norm_of_each(padding_idx: int | None) -> None:
-    """A row that all samples share has other numbers of rows than they are; the layers beside it are asked about."""
+    """A row that all samples share is no row of each; norms of the layers beside it are looked at."""
     shared = LayerSpec(2, used="for all")
     spec = ModelSpec(
         (shared, LayerSpec(2, bias=True)), "tokens", features=2, length=2, vocabulary=3, padding_idx=padding_idx
