@@ -7,7 +7,6 @@ variant that shows a defect, at least one law must break, and each finding is co
 from __future__ import annotations
 
 import ast
-import importlib.util
 import json
 import re
 import subprocess
@@ -105,11 +104,10 @@ def _row(adapter: str, ranks: tuple[int, ...], profile: str) -> dict[str, Any]:
     }
 
 
-def _source(adapter: str) -> str:
-    spec = importlib.util.find_spec(adapters.module_of(adapter.partition(":")[0]))
-    assert spec is not None
-    assert spec.origin is not None
-    return Path(spec.origin).read_text(encoding="utf-8")
+def _lines(adapter: str) -> str:
+    """Those of what trains, and of what is promised besides, where that is a module of its own."""
+    files = adapters.files_of(adapter.partition(":")[0])
+    return " + ".join(str(code_lines(file.read_text(encoding="utf-8"))) for file in files)
 
 
 def _said(verdict: dict[str, Any]) -> str:
@@ -124,5 +122,4 @@ def _in_table(row: Mapping[str, Any]) -> str:
     confirmed = ", ".join(f"{count} {word}" for word, count in row["confirmed"].items()) or "-"
     ranks = f" on {row['ranks']}" * bool(row["ranks"])
     counts = (row["promised"], row["held"], f"{row['cases']:,}", len(row["findings"]), confirmed, row["seconds"])
-    lines = code_lines(_source(row["adapter"]))
-    return f"| `{row['adapter']}`{ranks} | {lines} | {' | '.join(map(str, counts))} |"
+    return f"| `{row['adapter']}`{ranks} | {_lines(row['adapter'])} | {' | '.join(map(str, counts))} |"

@@ -66,6 +66,11 @@ def module_of(name: str) -> str:
     return f"{__name__}.builtin.{name}"
 
 
+def files_of(name: str) -> list[Path]:
+    """Those of a built-in adapter: what trains, where that is a module of its own, and what is promised of it."""
+    return [path for path in (_FOLDER / f"_{name}.py", _FOLDER / f"{name}.py") if path.exists()]
+
+
 def modules_of(ref: str) -> tuple[str, ...]:
     """The module of a built-in adapter, which may be imported before anything runs; none of a user's own."""
     return (module_of(ref.partition(":")[0]),) if is_builtin(ref) else ()

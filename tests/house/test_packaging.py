@@ -80,7 +80,8 @@ def test_a_second_copy_of_the_code_cannot_be_imported(name: str) -> None:
 
 
 NEED_EXTRAS = (
-    *("accelerate", "deepspeed", "lightning_fabric", "opacus", "opacus_ddp", "_opacus_sampler", "torchtitan"),
+    *("accelerate", "_deepspeed", "deepspeed", "lightning_fabric", "_opacus", "opacus", "opacus_ddp"),
+    *("_opacus_sampler", "torchtitan"),
     "triton_norms",
 )
 

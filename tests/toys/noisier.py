@@ -19,7 +19,7 @@ class Noisier(GhostFsdp):
 
     def build(self, model: nn.Module, setup: Setup) -> Any:
         trainer = super().build(model, setup)
-        trainer._optimizer.noise_multiplier *= self._factor
+        trainer.optimizer.noise_multiplier *= self._factor
         return trainer
 
 

@@ -1,13 +1,14 @@
 """How a training uses the features of ``fully_shard`` that ``Setup.using`` names, in public calls only.
 
 ``prepare`` goes before sharding and suits any way to shard; ``shard`` is ``fully_shard`` with what the features ask of
-it; ``Uses`` stands around micro-batches and steps. Source:
+it; ``Uses`` stands around micro-batches and steps, and ``Loop`` is a loop with it. Source:
 https://docs.pytorch.org/docs/stable/distributed.fsdp.fully_shard.html
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from typing import Any, cast
 
@@ -18,8 +19,8 @@ import torch.distributed.tensor as tensors
 import torch.utils.checkpoint
 from torch import Tensor, nn
 
-from fsdpcheck.adapters.contract import Promise, Setup
-from fsdpcheck.adapters.training_loop import mesh_of
+from fsdpcheck.adapters.contract import Batch, MicroBatch, Promise, Setup
+from fsdpcheck.adapters.training_loop import TrainingLoop, mesh_of
 
 _HAS_A_WAY_BACK = hasattr(fsdp.FSDPModule, "reset_iter_state")
 WAY_BACK: frozenset[Promise] = frozenset({"interrupts"} if _HAS_A_WAY_BACK else ())
@@ -213,3 +214,36 @@ class Uses:
             for parameter in self._root.parameters():
                 parameter.fill_(float("nan"))
         _load_from_rank_0(self._root, saved)
+
+
+class Loop(TrainingLoop):
+    """The ordinary loop, with what features ask of it around micro-batches and steps."""
+
+    def __init__(self, model: nn.Module, setup: Setup, uses: Uses, as_it_lies: bool) -> None:
+        super().__init__(model, setup)
+        self._uses, self._as_it_lies = uses, as_it_lies
+
+    def thaw(self) -> None:
+        if self._as_it_lies:
+            self.model.requires_grad_()
+        else:
+            super().thaw()
+
+    def step(self, batch: Batch) -> None:
+        super().step(batch)
+        self._uses.after_step()
+
+    def accumulate(self, batch: Batch) -> None:
+        try:
+            super().accumulate(batch)
+        except BaseException:
+            self._uses.recover()
+            raise
+        self._uses.after_backwards()
+
+    def reducing(self, number: int, last: int) -> AbstractContextManager[object]:
+        self._uses.before_forward(number, last)
+        return nullcontext()
+
+    def loss(self, micro: MicroBatch, batch: Batch) -> Tensor:
+        return super().loss(micro, batch) * self._uses.loss_factor

@@ -5,15 +5,14 @@ With replicas (dp_replicate > 1) it is HSDP: gradients are reduce-scattered in a
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 
-from torch import Tensor, nn
+from torch import nn
 
 from fsdpcheck.adapters.builtin import _torch_sampler
-from fsdpcheck.adapters.builtin._fsdp2_features import NO_WAY_BACK, WAY_BACK, Uses, shard
+from fsdpcheck.adapters.builtin._fsdp2_features import NO_WAY_BACK, WAY_BACK, Loop, shard
 from fsdpcheck.adapters.capabilities import Sampler, SamplerSetup
-from fsdpcheck.adapters.contract import Batch, Features, MicroBatch, Promise, Setup, Snippets, Trait
+from fsdpcheck.adapters.contract import Features, Promise, Setup, Snippets, Trait
 from fsdpcheck.adapters.training_loop import ORDINARY, PLAIN_REASONS, TrainingLoop
 
 _LIFECYCLE: frozenset[Promise] = frozenset({"hooks", "parameter-hooks", "memory", *WAY_BACK})
@@ -25,39 +24,6 @@ _FEATURES: frozenset[Promise] = frozenset(
         "features.groups-of-two", "features.broadcast",
     }
 )  # fmt: skip
-
-
-class _Loop(TrainingLoop):
-    """The ordinary loop, with what features ask of it around micro-batches and steps."""
-
-    def __init__(self, model: nn.Module, setup: Setup, uses: Uses, as_it_lies: bool) -> None:
-        super().__init__(model, setup)
-        self._uses, self._as_it_lies = uses, as_it_lies
-
-    def thaw(self) -> None:
-        if self._as_it_lies:
-            self.model.requires_grad_()
-        else:
-            super().thaw()
-
-    def step(self, batch: Batch) -> None:
-        super().step(batch)
-        self._uses.after_step()
-
-    def accumulate(self, batch: Batch) -> None:
-        try:
-            super().accumulate(batch)
-        except BaseException:
-            self._uses.recover()
-            raise
-        self._uses.after_backwards()
-
-    def reducing(self, number: int, last: int) -> AbstractContextManager[object]:
-        self._uses.before_forward(number, last)
-        return nullcontext()
-
-    def loss(self, micro: MicroBatch, batch: Batch) -> Tensor:
-        return super().loss(micro, batch) * self._uses.loss_factor
 
 
 class FullyShard:
@@ -99,7 +65,7 @@ class FullyShard:
         return _torch_sampler.Shares(setup)
 
     def build(self, model: nn.Module, setup: Setup) -> TrainingLoop:
-        return _Loop(model, setup, shard(model, setup, self._by_the_book), self._thaws_as_it_lies)
+        return Loop(model, setup, shard(model, setup, self._by_the_book), self._thaws_as_it_lies)
 
 
 adapter = FullyShard()

@@ -1,29 +1,18 @@
-"""Opacus' ghost clipping over FSDP2 (``grad_sample_mode="ghost_fsdp"``), wired by ``PrivacyEngine.make_private``.
+"""What is promised of Opacus' ghost clipping over FSDP2, what it documents, and what it gets wrong: a variant for each.
 
-Needs the extra ``fsdpcheck[opacus]``. Noise is that of the case, from a generator seeded alike on all ranks.
-What is wired is what Opacus' own examples do (fsdp_example.py, fsdp_llama3.py): FSDP2Wrapper around every layer, an
-ordinary optimizer, make_private, then zero_grad, forward, criterion, backward, step; virtual steps are signalled as its
-BatchMemoryManager signals them. Tried with opacus 1.6.0.
+Needs the extra ``fsdpcheck[opacus]``. How it is wired and stepped is in _opacus.py. Tried with opacus 1.6.0.
 """
 
 from __future__ import annotations
 
-import warnings
-from collections.abc import Iterator
-from contextlib import contextmanager
 from functools import partial
-from typing import Any, Literal, cast
+from typing import Any, Literal
 
-import torch
-from opacus import PrivacyEngine  # type: ignore[import-untyped,import-not-found,unused-ignore]
-from opacus.utils.fsdp_utils import FSDP2Wrapper  # type: ignore[import-untyped,import-not-found,unused-ignore]
-from torch import Tensor, nn
-from torch.utils.data import DataLoader, TensorDataset
+from torch import nn
 
-from fsdpcheck.adapters.builtin import _opacus_sampler
+from fsdpcheck.adapters.builtin import _opacus, _opacus_sampler
 from fsdpcheck.adapters.capabilities import Sampler, SamplerSetup
-from fsdpcheck.adapters.contract import ArithmeticRule, Batch, FactorRule, Features, Promise, Setup, Trait
-from fsdpcheck.adapters.training_loop import local
+from fsdpcheck.adapters.contract import ArithmeticRule, FactorRule, Features, Promise, Setup, Trait
 
 _REASONS = {
     "exact-factors": "forms a norm of per-parameter norms, whose rounding is in its clip factors",
@@ -84,80 +73,22 @@ KNOWN: dict[Trait, str] = {
 """Traits that Opacus 1.6.0 accepts and gets wrong, with the cause; each was seen on real gloo processes too."""
 
 
-@contextmanager
-def quiet() -> Iterator[None]:
-    """Without Opacus' reminders (secure RNG, backward hooks of a first layer), which are no findings."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        yield
-
-
 Poisson = Literal["no", "as released", "repaired", "seeded alike, repaired"]
 """What is promised of Poisson sampling: nothing, or of Opacus' sampler as it is, or with empty draws put back, its
 ranks seeded apart or alike."""
 
 
-class Trainer:
-    """Opacus' documented training loop, one logical batch at a time."""
-
-    def __init__(self, module: nn.Module, private: Any, optimizer: Any, criterion: Any, setup: Setup) -> None:
-        self._module, self._private, self._optimizer, self._criterion = module, private, optimizer, criterion
-        self._setup = setup
-        self._norms: list[Tensor] = []
-        self._factors: list[Tensor] = []
-        self.accountant: Any = None
-
-    def step(self, batch: Batch) -> None:
-        with quiet():
-            self._step(batch)
-
-    def _step(self, batch: Batch) -> None:
-        self._norms, self._factors = [], []
-        last = len(batch.micro_batches) - 1
-        for number, micro in enumerate(batch.micro_batches):
-            if last:
-                self._optimizer.signal_skip_step(do_skip=number < last)
-            self._optimizer.zero_grad()
-            loss = self._criterion(self._private(micro.inputs), micro.targets)
-            self._setup.notify("after_forward", self)
-            loss.backward()
-            self.note()
-            self._optimizer.step()
-
-    def note(self) -> None:
-        """Norms and factors of a micro-batch, behind its backward."""
-        self._factors.append(self._private.get_clipping_coef().detach().clone())
-        self._norms.append(self._private.per_sample_gradient_norms.detach().clone())
-
-    def parameters(self) -> dict[str, Tensor]:
-        return dict(self._module.named_parameters())
-
-    def gradients(self) -> dict[str, Tensor | None]:
-        return {name: value.grad for name, value in self._module.named_parameters() if value.requires_grad}
-
-    def norms(self) -> Tensor:
-        return torch.cat(self._norms)
-
-    def factors(self) -> Tensor:
-        return torch.cat(self._factors)
+class Loop(_opacus.Loop):
+    """With what its accountant was given."""
 
     def accounted(self) -> list[tuple[float, float, int]]:
-        return list(self.accountant.history)
-
-    def local_tensors(self) -> list[Tensor]:
-        return [local(parameter) for parameter in self._module.parameters()]
+        return list(self.engine.accountant.history)
 
 
-class GhostFsdp:
-    """Every layer a unit of its own: FSDP2Wrapper decides, ``Setup.units`` has no say.
+class GhostFsdp(_opacus.GhostFsdp):
+    """With what is promised and accepted of it, and how a user of ``loss_reduction`` "sum" divides."""
 
-    ``loss_reduction`` is Opacus' word for how it normalises. "mean" (its default): FSDP averages the ranks' clipped
-    sums, the optimizer divides by ``expected_batch_size``, which is *per worker* (a comment in make_private), so
-    N = W * expected_batch_size. "sum": documented as no division at all, so what it sums a user divides by N.
-    """
-
-    mode = "ghost_fsdp"
-    trainer: type[Trainer] = Trainer
+    loop: type[_opacus.Loop] = Loop
 
     def __init__(
         self,
@@ -167,7 +98,7 @@ class GhostFsdp:
         poisson: Poisson = "no",
         noise: bool = False,
     ) -> None:
-        self.name, self._reduction, self._poisson = name, loss_reduction, poisson
+        self.name, self.reduction, self._poisson = name, loss_reduction, poisson
         promised: frozenset[Promise] = frozenset({"private", "sharded"})
         promised |= {"poisson"} if poisson != "no" else set()
         promised |= {"noise", "accounted"} if noise else set()
@@ -187,45 +118,15 @@ class GhostFsdp:
         alike, repaired = self._poisson == "seeded alike, repaired", self._poisson.endswith("repaired")
         return _opacus_sampler.Poisson(setup, alike, repaired)
 
-    def parallel(self, model: nn.Module, setup: Setup) -> nn.Module:
-        """``model`` made parallel, before it is made private."""
-        module: Any = FSDP2Wrapper(model)
-        module.set_reshard_after_forward(setup.mesh.reshard_after_forward)  # the wrapper has no such option
-        return cast(nn.Module, module)
+    def build(self, model: nn.Module, setup: Setup) -> _opacus.Loop:
+        made = super().build(model, setup)
+        if self.reduction == "sum":
+            self.normalise(made.optimizer, setup.step.normaliser)
+        return made
 
     def normalise(self, optimizer: Any, normaliser: float) -> None:
         """Have the gradients of a step divided by N, where Opacus sums losses."""
         optimizer.attach_step_hook(partial(divide, normaliser))
-
-    def build(self, model: nn.Module, setup: Setup) -> Trainer:
-        module = self.parallel(model, setup)
-        loss: Any = cast(Any, setup.loss).with_reduction(self._reduction)
-        engine = PrivacyEngine()
-        with quiet():
-            private, optimizer, *wrapped = engine.make_private(
-                module=module,
-                optimizer=setup.optimizer(module.parameters()),
-                criterion=loss,
-                data_loader=_loader(setup.step.normaliser, setup.rate),
-                noise_multiplier=setup.step.noise_multiplier,
-                noise_generator=torch.Generator(setup.device).manual_seed(setup.seed),
-                max_grad_norm=setup.clip_norm,
-                loss_reduction=self._reduction,
-                poisson_sampling=False,
-                grad_sample_mode=self.mode,
-            )
-        if self._reduction == "sum":
-            self.normalise(optimizer, setup.step.normaliser)
-        criterion, _ = wrapped if len(wrapped) > 1 else (loss, None)  # it is wrapped by the ghost modes alone
-        trainer = self.trainer(model, private, optimizer, criterion, setup)
-        trainer.accountant = engine.accountant
-        return trainer
-
-
-def _loader(normaliser: float, rate: float) -> DataLoader[Any]:
-    """A loader that is never iterated: make_private reads N off it, as len(dataset) / len(loader), a whole number, and
-    the rate as 1 / len(loader)."""
-    return DataLoader(TensorDataset(torch.zeros(int(normaliser / rate))), batch_size=int(normaliser))
 
 
 def divide(normaliser: float, optimizer: Any) -> None:

@@ -18,7 +18,7 @@ from fsdpcheck.adapters.builtin import opacus
 from fsdpcheck.adapters.contract import Setup, Trait
 
 
-class _Trainer(opacus.Trainer):
+class _Loop(opacus.Loop):
     def note(self) -> None:
         """Nothing: where gradients of samples are made, norms and factors are local to the optimizer."""
 
@@ -46,7 +46,7 @@ class PerSample(Ghost):
     """Losses are summed: Opacus multiplies what comes of a mean by the samples of its rank again, which rounds."""
 
     mode = "hooks"
-    trainer = _Trainer
+    loop = _Loop
 
     def __init__(self, name: str, accepts: frozenset[Trait]) -> None:
         super().__init__(name, accepts, "sum")

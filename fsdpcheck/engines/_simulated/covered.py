@@ -50,7 +50,7 @@ def patterns(reference: str) -> list[str]:
     """Globs of the files of an implementation that can be measured."""
     place = reference.partition(":")[0]
     if adapters.is_builtin(reference):
-        own = [*_files_of("fsdpcheck.impl"), *_files_of(adapters.module_of(place))]
+        own = [*_files_of("fsdpcheck.impl"), *map(str, adapters.files_of(place))]
     else:
         own = [str(Path(place).resolve().parent / "*")] if place.endswith(".py") else _files_of(place.partition(".")[0])
     return [*frames_private.folders_of_units(), *own]
