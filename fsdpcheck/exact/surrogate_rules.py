@@ -16,8 +16,7 @@ from torch import Tensor
 from fsdpcheck.exact import surrogates
 from fsdpcheck.exact.grid import bits, grid_exponent
 from fsdpcheck.exact.operators import RULES, Bound, Inexact, Operand, Rule
-from fsdpcheck.exact.surrogates import elementwise, normalisation, softmax, spelled_out
-from fsdpcheck.exact.surrogates.grid_rounding import to_grid
+from fsdpcheck.exact.surrogates import grids, normalisation, spelled_out
 
 _aten = torch.ops.aten
 _own = torch.ops.fsdpcheck
@@ -41,23 +40,29 @@ def _surrogate(*overloads: Any) -> Callable[[Rule], Rule]:
     return register
 
 
-def _values(x: Operand, largest: float, grid_bits: int) -> Sequence[Bound]:
-    return [Bound(torch.full_like(x.magnitude, largest), -grid_bits)]
+def _values(x: Operand, grid: grids.Grid) -> Sequence[Bound]:
+    return [Bound(torch.full_like(x.magnitude, grid.largest), -grid.bits)]
 
 
 @_surrogate(_aten.gelu.default, _aten.silu.default, _aten.gelu_.default, _aten.silu_.default)
 def _activation(x: Operand, **_: Any) -> Sequence[Bound]:
-    return _values(x, elementwise.LARGEST, elementwise.BITS)
+    return _values(x, grids.now().activation)
 
 
-@_surrogate(_aten.tanh.default, _aten.sigmoid.default, _aten.tanh_.default, _aten.sigmoid_.default)
-def _squashing(x: Operand) -> Sequence[Bound]:
-    return _values(x, 1.0, elementwise.SQUASHED_BITS)
+@_surrogate(_aten.tanh.default, _aten.tanh_.default)
+def _tanh(x: Operand) -> Sequence[Bound]:
+    return _values(x, grids.now().tanh)
+
+
+@_surrogate(_aten.sigmoid.default, _aten.sigmoid_.default)
+def _sigmoid(x: Operand) -> Sequence[Bound]:
+    return _values(x, grids.now().sigmoid)
 
 
 @_surrogate(_aten.gelu_backward.default, _aten.silu_backward.default)
 def _activation_backward(grad: Operand, x: Operand, **_: Any) -> Sequence[Bound]:
-    return [Bound(grad.magnitude * max(map(abs, elementwise.SLOPES)), grad.exponent - elementwise.BITS)]
+    slope = grids.now().slope
+    return [Bound(grad.magnitude * slope.largest, grad.exponent - slope.bits)]
 
 
 @_surrogate(_aten.tanh_backward.default)
@@ -72,7 +77,7 @@ def _sigmoid_backward(grad: Operand, y: Operand) -> Sequence[Bound]:
 
 @_surrogate(_aten._softmax.default)
 def _softmax(x: Operand, dim: int, half_to_float: bool) -> Sequence[Bound]:
-    return _values(x, 1.0, softmax.BITS)
+    return _values(x, grids.now().softmax)
 
 
 @_surrogate(_aten._softmax_backward_data.default)
@@ -84,12 +89,12 @@ def _softmax_backward(grad: Operand, p: Operand, dim: int, dtype: Any) -> Sequen
 
 @_surrogate(_aten._log_softmax.default)
 def _log_softmax(x: Operand, dim: int, half_to_float: bool) -> Sequence[Bound]:
-    return _values(x, -softmax.LOWEST_LOG, softmax.LOG_BITS)
+    return _values(x, grids.now().log)
 
 
 @_surrogate(_aten._log_softmax_backward_data.default)
 def _log_softmax_backward(grad: Operand, y: Operand, dim: int, dtype: Any) -> Sequence[Bound]:
-    return [Bound(grad.magnitude + grad.magnitude.sum(dim, keepdim=True), grad.exponent - softmax.BITS)]
+    return [Bound(grad.magnitude + grad.magnitude.sum(dim, keepdim=True), grad.exponent - grids.now().loss.bits)]
 
 
 def _layer_norm(
@@ -104,9 +109,12 @@ def _layer_norm_backward(
 ) -> Sequence[Bound | None]:
     rows = Operand(grad.magnitude.reshape(-1, math.prod(shape)), grad.exponent)
     scaled = rows if weight is None else _times(rows, weight, weight.magnitude.reshape(-1))
-    of_input = Bound(_pulled_back(scaled).reshape(x.magnitude.shape), _pulled_exponent(scaled))
+    normal, of_input = (
+        grids.now().normal,
+        Bound(_pulled_back(scaled).reshape(x.magnitude.shape), _pulled_exponent(scaled)),
+    )
     summed = rows.magnitude.sum(0).reshape(shape)
-    return [of_input, Bound(summed * normalisation.LARGEST, grad.exponent - normalisation.BITS),
+    return [of_input, Bound(summed * normal.largest, grad.exponent - normal.bits),
             Bound(summed, grad.exponent)]  # fmt: skip
 
 
@@ -154,16 +162,16 @@ def _group_norm_backward(
 ) -> Sequence[Bound | None]:  # fmt: skip
     scaled = grad if weight is None else _times(grad, weight, _by_channel(weight, x).magnitude)
     rows = Operand(scaled.magnitude.reshape(n * groups, channels // groups * area), scaled.exponent)
-    of_input = Bound(_pulled_back(rows).reshape(x.magnitude.shape), _pulled_exponent(rows))
+    normal, of_input = grids.now().normal, Bound(_pulled_back(rows).reshape(x.magnitude.shape), _pulled_exponent(rows))
     summed = grad.magnitude.reshape(n, channels, area).sum((0, 2))
-    return [of_input, Bound(summed * normalisation.LARGEST, grad.exponent - normalisation.BITS),
+    return [of_input, Bound(summed * normal.largest, grad.exponent - normal.bits),
             Bound(summed, grad.exponent)]  # fmt: skip
 
 
 @_surrogate(_own.rms_xhat.default)
 def _rms(x: Operand, count: int, eps: float) -> Sequence[Bound]:
     _exact_statistics(x, count)
-    return _values(x, normalisation.LARGEST, normalisation.BITS)
+    return _values(x, grids.now().normal)
 
 
 @_surrogate(_own.rms_xhat_backward.default)
@@ -204,12 +212,12 @@ def _over_root(x: Operand, squares: Operand) -> Sequence[Bound]:
     least, most = (spelled_out.over_root(x.value.detach() * (1 + sign * off), squares.value) for sign in (-1, 1))
     if not torch.equal(least, most):
         raise Inexact("normalises a number that rounding may take across a decision")
-    return _values(x, normalisation.LARGEST, normalisation.BITS)
+    return _values(x, grids.now().normal)
 
 
 @_surrogate(_own.share.default)
 def _share(x: Operand, total: Operand) -> Sequence[Bound]:
-    return _values(x, spelled_out.LARGEST_SHARE, softmax.BITS)
+    return _values(x, grids.now().share)
 
 
 @_surrogate(_own.inverse.default)
@@ -231,10 +239,10 @@ def _turned(x: Operand, function: Callable[[Tensor], Tensor]) -> Sequence[Bound]
     """A cosine moves by no more than its angle does."""
     assert x.value is not None
     true, off = function(x.value.detach()), _TWICE * x.error * x.magnitude
-    least, most = (to_grid(true + sign * off, spelled_out.TURN_BITS, -1.0, 1.0) for sign in (-1, 1))
+    least, most = (grids.now().turn.round(true + sign * off) for sign in (-1, 1))
     if not torch.equal(least, most):
         raise Inexact("takes the cosine of an angle that rounding may take across a decision")
-    return _values(x, 1.0, spelled_out.TURN_BITS)
+    return _values(x, grids.now().turn)
 
 
 def _exact_statistics(x: Operand, count: int) -> None:
@@ -247,7 +255,8 @@ def _exact_statistics(x: Operand, count: int) -> None:
 
 def _affine(x: Operand, weight: Operand | None, bias: Operand | None) -> Bound:
     """xhat * weight + bias."""
-    terms, exponent = torch.full_like(x.magnitude, normalisation.LARGEST), -normalisation.BITS
+    normal = grids.now().normal
+    terms, exponent = torch.full_like(x.magnitude, normal.largest), -normal.bits
     if weight is not None:
         terms, exponent = terms * weight.magnitude, exponent + weight.exponent
     if bias is not None:
@@ -265,17 +274,17 @@ def _by_channel(value: Operand, x: Operand) -> Operand:
 
 def _pulled_back(rows: Operand) -> Tensor:
     """r (h + m(h) + xhat m(h xhat)) at the largest r and xhat; m is at most the sum times a power of two."""
-    if normalisation.mode.coarse:
+    if grids.now().hands_on:
         return rows.magnitude
     summed = rows.magnitude.sum(1, keepdim=True) * normalisation.dyadic_share(rows.magnitude.shape[1])
     most = 2.0 ** normalisation.INVERSE_STD[1]
-    found: Tensor = most * (rows.magnitude + summed * (1 + normalisation.LARGEST**2))
+    found: Tensor = most * (rows.magnitude + summed * (1 + grids.now().normal.largest ** 2))
     return found
 
 
 def _pulled_exponent(rows: Operand) -> int:
-    if normalisation.mode.coarse:
+    if grids.now().hands_on:
         return rows.exponent
     count = rows.magnitude.shape[1]
     share = round(math.log2(normalisation.dyadic_share(count)))
-    return rows.exponent + normalisation.INVERSE_STD[0] - 2 * normalisation.BITS + share
+    return rows.exponent + normalisation.INVERSE_STD[0] - 2 * grids.now().normal.bits + share

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from fsdpcheck.case import Dtype, Numbers, TrainingCase, UserModelSpec, prng
 from fsdpcheck.case.model import Used
 from fsdpcheck.case.shapes import Shape, Stage, StageKind, body_output, stages
-from fsdpcheck.workload import clip_groups, layers
+from fsdpcheck.workload import clip_groups, layers, numerics
 from fsdpcheck.workload.clip_groups import INSTRUMENT
 from fsdpcheck.workload.losses import OwnLoss, PerSampleLoss
 from fsdpcheck.workload.user_model import casting, spelled_out
@@ -196,7 +196,7 @@ def _build_user_model(case: TrainingCase, own: UserModelSpec, parameters: dict[s
         parameter.data = parameters[f"model.{name}"]
     surrogates = case.arithmetic.numbers == "grid" and "surrogates" in own.traits
     if surrogates:
-        spelled_out.round_tables_(made.model, own.build)
+        spelled_out.round_tables_(made.model, own.build, numerics.grids_of(case).turn)
     if surrogates or own.names:
         spelled_out.attach(made.model, own, surrogates)
     return made

@@ -10,18 +10,26 @@ import torch
 from fsdpcheck.case import Case, TrainingCase
 from fsdpcheck.errors import NotExact
 from fsdpcheck.exact import surrogates
+from fsdpcheck.exact.surrogates.grids import COARSE, FINE, WHOLE, Grids
+
+
+def grids_of(case: TrainingCase) -> Grids:
+    """On which grids surrogates are, where a case needs them."""
+    if case.model.own is None:
+        return FINE
+    return COARSE if case.arithmetic.compute == "dtype" else WHOLE
 
 
 @contextmanager
 def of(case: Case) -> Iterator[None]:
-    """Surrogates in place if the case needs them; coarse ones for a user's model, which may be deep.
+    """Surrogates in place if the case needs them.
 
     And in low precision what a GPU may do with products of matrices: nothing of it concerns a CPU. Nothing at all for a
     case that trains nothing.
     """
     with ExitStack() as stack:
         if isinstance(case, TrainingCase) and "surrogates" in case.requires():
-            stack.enter_context(surrogates.installed(coarse=case.model.own is not None))
+            stack.enter_context(surrogates.installed(grids_of(case)))
         if isinstance(case, TrainingCase) and case.arithmetic.compute != "dtype":
             stack.enter_context(_products(tf32=case.arithmetic.compute == "tf32"))
         yield

@@ -8,6 +8,7 @@ from torch import nn
 
 from fsdpcheck.exact import surrogates
 from fsdpcheck.exact.certifier import FLOAT64, Certifier
+from fsdpcheck.exact.surrogates.grids import COARSE
 
 
 @pytest.mark.parametrize("layer", [nn.LayerNorm(4), nn.RMSNorm(4), nn.GroupNorm(2, 4)], ids=lambda m: type(m).__name__)
@@ -17,7 +18,7 @@ def test_coarse_normalisations_pass_gradients_on_and_take_no_bits(layer: nn.Modu
     weight = torch.tensor([2.0, -1.0, 1.0, 3.0], dtype=torch.float64)
     cotangent = torch.tensor([[1.0, 2.0, -3.0, 1.0], [0.0, 5.0, 1.0, -1.0]], dtype=torch.float64)
     layer.weight.data = weight
-    with surrogates.installed(coarse=True), Certifier(FLOAT64, "test") as certifier:
+    with surrogates.installed(COARSE), Certifier(FLOAT64, "test") as certifier:
         output = layer(x)
         certifier.stage = "backward"
         (found,) = torch.autograd.grad(output, x, cotangent)
@@ -31,7 +32,7 @@ def test_coarse_normalisations_pass_gradients_on_and_take_no_bits(layer: nn.Modu
 
 
 def test_coarse_and_fine_surrogates_are_not_in_place_at_once() -> None:
-    with surrogates.installed(coarse=True), pytest.raises(RuntimeError, match="two kinds"), surrogates.installed():
+    with surrogates.installed(COARSE), pytest.raises(RuntimeError, match="two kinds"), surrogates.installed():
         pass
     with surrogates.installed():
         assert surrogates.active()

@@ -12,8 +12,8 @@ from torch import Tensor, nn
 
 from fsdpcheck.errors import NotExact
 from fsdpcheck.exact import surrogates
-from fsdpcheck.exact.surrogates import elementwise, normalisation, softmax
 from fsdpcheck.exact.surrogates.grid_rounding import power_of_two, to_grid
+from fsdpcheck.exact.surrogates.grids import FINE
 from tests.common.tables import each
 
 
@@ -26,37 +26,37 @@ X = integers(5, 3, 4)
 WEIGHT, BIAS = integers(4, seed=1) * 2 + 1, integers(4, seed=2)
 MASK = torch.tensor([[1, 1, 0], [0, 1, 1], [1, 1, 1]]).bool()
 ROUTES: dict[str, tuple[Callable[[Tensor], Tensor], int]] = {
-    "F.gelu": (F.gelu, elementwise.BITS),
-    "gelu tanh": (lambda x: F.gelu(x, approximate="tanh"), elementwise.BITS),
-    "F.silu": (F.silu, elementwise.BITS),
-    "F.silu in place": (lambda x: F.silu(x.clone(), inplace=True), elementwise.BITS),
-    "torch.tanh": (torch.tanh, elementwise.SQUASHED_BITS),
-    "Tensor.tanh_": (lambda x: x.clone().tanh_(), elementwise.SQUASHED_BITS),
-    "tanh out": (lambda x: torch.tanh(x, out=torch.empty_like(x)), elementwise.SQUASHED_BITS),
-    "nn.Tanh": (nn.Tanh(), elementwise.SQUASHED_BITS),
-    "torch.sigmoid": (torch.sigmoid, elementwise.SQUASHED_BITS),
-    "Tensor.sigmoid_": (lambda x: x.clone().sigmoid_(), elementwise.SQUASHED_BITS),
-    "torch.softmax": (lambda x: torch.softmax(x, -1), softmax.BITS),
-    "Tensor.softmax": (lambda x: x.softmax(1), softmax.BITS),
-    "F.log_softmax": (lambda x: F.log_softmax(x, -1), softmax.LOG_BITS),
-    "F.layer_norm": (lambda x: F.layer_norm(x, (4,)), normalisation.BITS),
-    "torch.layer_norm": (lambda x: torch.layer_norm(x, (4,), WEIGHT, BIAS), normalisation.BITS),
-    "native_layer_norm": (lambda x: torch.native_layer_norm(x, (3, 4), None, None, 1e-5)[0], normalisation.BITS),
-    "nn.LayerNorm": (nn.LayerNorm(4).double(), normalisation.BITS),
-    "nn.GroupNorm": (nn.GroupNorm(3, 3).double(), normalisation.BITS),
-    "F.rms_norm": (lambda x: F.rms_norm(x, (4,), WEIGHT), normalisation.BITS),
-    "nn.RMSNorm": (nn.RMSNorm(4).double(), normalisation.BITS),
-    "SDPA": (lambda x: F.scaled_dot_product_attention(x, x, x), softmax.BITS),
-    "SDPA causal": (lambda x: F.scaled_dot_product_attention(x, x, x, is_causal=True), softmax.BITS),
+    "F.gelu": (F.gelu, FINE.activation.bits),
+    "gelu tanh": (lambda x: F.gelu(x, approximate="tanh"), FINE.activation.bits),
+    "F.silu": (F.silu, FINE.activation.bits),
+    "F.silu in place": (lambda x: F.silu(x.clone(), inplace=True), FINE.activation.bits),
+    "torch.tanh": (torch.tanh, FINE.tanh.bits),
+    "Tensor.tanh_": (lambda x: x.clone().tanh_(), FINE.tanh.bits),
+    "tanh out": (lambda x: torch.tanh(x, out=torch.empty_like(x)), FINE.tanh.bits),
+    "nn.Tanh": (nn.Tanh(), FINE.tanh.bits),
+    "torch.sigmoid": (torch.sigmoid, FINE.tanh.bits),
+    "Tensor.sigmoid_": (lambda x: x.clone().sigmoid_(), FINE.tanh.bits),
+    "torch.softmax": (lambda x: torch.softmax(x, -1), FINE.softmax.bits),
+    "Tensor.softmax": (lambda x: x.softmax(1), FINE.softmax.bits),
+    "F.log_softmax": (lambda x: F.log_softmax(x, -1), FINE.log.bits),
+    "F.layer_norm": (lambda x: F.layer_norm(x, (4,)), FINE.normal.bits),
+    "torch.layer_norm": (lambda x: torch.layer_norm(x, (4,), WEIGHT, BIAS), FINE.normal.bits),
+    "native_layer_norm": (lambda x: torch.native_layer_norm(x, (3, 4), None, None, 1e-5)[0], FINE.normal.bits),
+    "nn.LayerNorm": (nn.LayerNorm(4).double(), FINE.normal.bits),
+    "nn.GroupNorm": (nn.GroupNorm(3, 3).double(), FINE.normal.bits),
+    "F.rms_norm": (lambda x: F.rms_norm(x, (4,), WEIGHT), FINE.normal.bits),
+    "nn.RMSNorm": (nn.RMSNorm(4).double(), FINE.normal.bits),
+    "SDPA": (lambda x: F.scaled_dot_product_attention(x, x, x), FINE.softmax.bits),
+    "SDPA causal": (lambda x: F.scaled_dot_product_attention(x, x, x, is_causal=True), FINE.softmax.bits),
     "SDPA masked": (
         lambda x: F.scaled_dot_product_attention(
             x, x, x, attn_mask=torch.tensor([[1, 1, 0], [0, 1, 1], [1, 1, 1]]).bool()
         ),
-        softmax.BITS,
+        FINE.softmax.bits,
     ),
     "cross-entropy": (
         lambda x: F.cross_entropy(x.flatten(0, 1), torch.arange(15) % 4, reduction="none"),
-        softmax.LOG_BITS,
+        FINE.log.bits,
     ),
 }
 

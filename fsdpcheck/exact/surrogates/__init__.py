@@ -26,7 +26,7 @@ from torch import Tensor
 from torch import library as dispatcher
 
 from fsdpcheck.compat.torch_private import remove_kernels
-from fsdpcheck.exact.surrogates import elementwise, normalisation, softmax, spelled_out
+from fsdpcheck.exact.surrogates import elementwise, grids, normalisation, softmax, spelled_out
 from fsdpcheck.exact.surrogates.grid_rounding import doubts as doubts
 
 
@@ -118,15 +118,15 @@ _state = _Installed()
 
 
 @contextmanager
-def installed(coarse: bool = False) -> Iterator[None]:
+def installed(asked: grids.Grids = grids.FINE) -> Iterator[None]:
     """The surrogates in place, in the whole process, until the last one leaves. Re-entrant; threads may share it.
 
-    ``coarse``: normalisations with a backward that takes no bits; all who are inside at once ask for the same.
+    On the grids that are ``asked`` for; all who are inside at once ask for the same.
     """
     with _state.lock:
-        if _state.inside and normalisation.mode.coarse != coarse:
-            raise RuntimeError("surrogates are in place already, coarse or not; two kinds at once cannot be")
-        normalisation.mode.coarse = coarse
+        if _state.inside and grids.now() != asked:
+            raise RuntimeError("surrogates are in place already, on other grids; two kinds at once cannot be")
+        grids.place(asked)
         _state.inside += 1
         if _state.kernels is None:
             _state.kernels = _registered()

@@ -12,21 +12,13 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from fsdpcheck.exact.surrogates.grid_rounding import to_grid
-
-BITS = 1
-LARGEST = 8.0
-"""Outputs are multiples of 1/2 within [-8, 8], slopes multiples of 1/2 within [-1/2, 3/2]: every bit here costs many in
-the squares of gradients."""
-SLOPES = (-0.5, 1.5)
-SQUASHED_BITS = 2
-"""tanh and sigmoid need quarters: on halves tanh(1) is 1 already, and nearly no gradient passes."""
+from fsdpcheck.exact.surrogates import grids
 
 
 def gelu(x: Tensor, *, approximate: str = "none") -> Tensor:
     """aten::gelu"""
     real = x.double()
-    return to_grid(real * _gaussian(real, approximate), BITS, -LARGEST, LARGEST).to(x.dtype)
+    return grids.now().activation.round(real * _gaussian(real, approximate)).to(x.dtype)
 
 
 def gelu_backward(grad: Tensor, x: Tensor, *, approximate: str = "none") -> Tensor:
@@ -39,7 +31,7 @@ def gelu_backward(grad: Tensor, x: Tensor, *, approximate: str = "none") -> Tens
 def silu(x: Tensor) -> Tensor:
     """aten::silu"""
     real = x.double()
-    return to_grid(real * _logistic(real), BITS, -LARGEST, LARGEST).to(x.dtype)
+    return grids.now().activation.round(real * _logistic(real)).to(x.dtype)
 
 
 def silu_backward(grad: Tensor, x: Tensor) -> Tensor:
@@ -51,12 +43,12 @@ def silu_backward(grad: Tensor, x: Tensor) -> Tensor:
 
 def tanh(x: Tensor) -> Tensor:
     """aten::tanh"""
-    return to_grid(_tanh(x.double()), SQUASHED_BITS, -1.0, 1.0).to(x.dtype)
+    return grids.now().tanh.round(_tanh(x.double())).to(x.dtype)
 
 
 def sigmoid(x: Tensor) -> Tensor:
     """aten::sigmoid"""
-    return to_grid(_logistic(x.double()), SQUASHED_BITS, 0.0, 1.0).to(x.dtype)
+    return grids.now().sigmoid.round(_logistic(x.double())).to(x.dtype)
 
 
 def in_place(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
@@ -78,7 +70,7 @@ def out_variant(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
 
 
 def _slope(values: Tensor, grad: Tensor) -> Tensor:
-    return to_grid(values, BITS, *SLOPES).to(grad.dtype)
+    return grids.now().slope.round(values).to(grad.dtype)
 
 
 def _logistic(x: Tensor) -> Tensor:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-_SHIFT = 0.45
+SHIFT = 0.45
 """A value on the grid's half-steps stays clear of the decision: round at the fraction 0.55, not at a tie. Inputs are
 dyadic, and where a function is close to the identity its values are too."""
 _CLEAR = 1e-6
@@ -25,22 +25,22 @@ doubts = Doubts()
 """Of the whole process. A run in which the count moved proves nothing; whoever draws must reject it."""
 
 
-def to_grid(values: Tensor, bits: int, low: float, high: float) -> Tensor:
+def to_grid(values: Tensor, bits: int, low: float, high: float, shift: float = SHIFT) -> Tensor:
     """Float64 ``values`` as multiples of 2**-bits within [low, high]; counts those too near a decision.
 
     NaN stays NaN: a poisoned input must be seen, not rounded away.
     """
-    steps = values * 2.0**bits + _SHIFT
+    steps = values * 2.0**bits + shift
     fraction = steps - steps.floor()
     inside = (values > low) & (values < high)
     near = (fraction < _CLEAR) | (fraction > 1 - _CLEAR)
     doubts.count += int((near & inside).sum())
-    return constant_to_grid(values, bits, low, high)
+    return constant_to_grid(values, bits, low, high, shift)
 
 
-def constant_to_grid(values: Tensor, bits: int, low: float, high: float) -> Tensor:
+def constant_to_grid(values: Tensor, bits: int, low: float, high: float, shift: float = SHIFT) -> Tensor:
     """The same of values that nobody computes again, and of which none is in doubt."""
-    return ((values * 2.0**bits + _SHIFT).floor() * 2.0**-bits).clamp(low, high)
+    return ((values * 2.0**bits + shift).floor() * 2.0**-bits).clamp(low, high)
 
 
 def power_of_two(values: Tensor, low: int, high: int) -> Tensor:

@@ -1,6 +1,6 @@
 """LayerNorm, GroupNorm and RMSNorm on the grid.
 
-Forward: out = weight * xhat + bias with xhat the true normalised input, rounded to halves within [-2, 2]. Backward is
+Forward: out = weight * xhat + bias with xhat the true normalised input, rounded (``Grids.normal``). Backward is
 linear in the cotangent h = weight * grad: r (h - m(h) - xhat m(h xhat)), the true formula with dyadic stand-ins - r a
 power of two near 1/std, m the sum times the power of two at or below 1/count. Statistics come from exact sums,
 so they have the same bits for every batch, and so has xhat.
@@ -9,28 +9,15 @@ so they have the same bits for every batch, and so has xhat.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 
 from torch import Tensor
 
-from fsdpcheck.exact.surrogates.grid_rounding import power_of_two, to_grid
+from fsdpcheck.exact.surrogates import grids
+from fsdpcheck.exact.surrogates.grid_rounding import power_of_two
 
-BITS = 1
-LARGEST = 2.0
 INVERSE_STD = (-1, 0)
 """Least and greatest exponent of r."""
 Three = tuple[Tensor, Tensor, Tensor]
-
-
-@dataclass
-class Mode:
-    """``coarse``: backward is h alone. Linear all the same, and it takes no bits, so that a deep model stays exact."""
-
-    coarse: bool = False
-
-
-mode = Mode()
-"""Of the whole process, set by ``surrogates.installed``."""
 
 
 def layer_norm(x: Tensor, shape: list[int], weight: Tensor | None, bias: Tensor | None, eps: float) -> Three:
@@ -110,7 +97,7 @@ def rms_xhat(x: Tensor, count: int, eps: float) -> Tensor:
 
 def rms_xhat_backward(grad: Tensor, x: Tensor, count: int, eps: float) -> Tensor:
     """fsdpcheck::rms_xhat_backward: r (h - xhat m(h xhat))."""
-    if mode.coarse:
+    if grids.now().hands_on:
         return grad.clone()
     xhat, inverse = _rms(x.reshape(-1, count), eps)
     xhat = xhat.to(grad.dtype)
@@ -130,17 +117,17 @@ def _normalised(rows: Tensor, eps: float | None, inverse: Tensor | None = None) 
     if inverse is None:
         variance = (real.square().sum(1, keepdim=True) * count - total.square()) / count**2
         inverse = 1 / (variance + (eps or 0.0)).sqrt()
-    return to_grid((real - mean) * inverse, BITS, -LARGEST, LARGEST), mean, inverse
+    return grids.now().normal.round((real - mean) * inverse), mean, inverse
 
 
 def _rms(rows: Tensor, eps: float) -> tuple[Tensor, Tensor]:
     real = rows.double()
     inverse = 1 / (real.square().sum(1, keepdim=True) / rows.shape[1] + eps).sqrt()
-    return to_grid(real * inverse, BITS, -LARGEST, LARGEST), inverse
+    return grids.now().normal.round(real * inverse), inverse
 
 
 def _backward(weighted: Tensor, xhat: Tensor, inverse: Tensor) -> Tensor:
-    if mode.coarse:
+    if grids.now().hands_on:
         return weighted.clone()
     centred = weighted - _dyadic_mean(weighted) - xhat * _dyadic_mean(weighted * xhat)
     return _dyadic_inverse(inverse).to(weighted.dtype) * centred

@@ -12,27 +12,22 @@ import torch
 from torch import Tensor
 
 from fsdpcheck.errors import NotExact
-from fsdpcheck.exact.surrogates.grid_rounding import to_grid
-
-BITS = 2
-"""Probabilities are multiples of 1/4 within [0, 1]; their sum need not be 1."""
-LOG_BITS = 1
-LOWEST_LOG = -16.0
+from fsdpcheck.exact.surrogates import grids
 
 
 def softmax(x: Tensor, dim: int, half_to_float: bool) -> Tensor:
     """aten::_softmax"""
-    return to_grid(_true(x, dim), BITS, 0.0, 1.0).to(x.dtype)
+    return grids.now().softmax.round(_true(x, dim)).to(x.dtype)
 
 
 def log_softmax(x: Tensor, dim: int, half_to_float: bool) -> Tensor:
     """aten::_log_softmax"""
-    return to_grid(_true(x, dim).log(), LOG_BITS, LOWEST_LOG, 0.0).to(x.dtype)
+    return grids.now().log.round(_true(x, dim).log()).to(x.dtype)
 
 
 def log_softmax_backward(grad: Tensor, output: Tensor, dim: int, input_dtype: torch.dtype) -> Tensor:
     """aten::_log_softmax_backward_data"""
-    share = to_grid(output.double().exp(), BITS, 0.0, 1.0).to(grad.dtype)
+    share = grids.now().loss.round(output.double().exp()).to(grad.dtype)
     return grad - share * grad.sum(dim, keepdim=True)
 
 
@@ -64,7 +59,9 @@ def attention(
     if enable_gqa:
         key, value = (_for_groups(part, query.shape[-3] // part.shape[-3]) for part in (key, value))
     true_scale = query.size(-1) ** -0.5 if scale is None else scale
-    scores = query @ key.transpose(-2, -1) * 2.0 ** math.floor(math.log2(true_scale))
+    scores = query @ key.transpose(-2, -1)
+    if grids.now().scales:
+        scores = scores * 2.0 ** math.floor(math.log2(true_scale))
     if is_causal:
         size = scores.shape[-2:]
         scores = scores.masked_fill(torch.ones(size, dtype=torch.bool, device=scores.device).triu(1), -math.inf)

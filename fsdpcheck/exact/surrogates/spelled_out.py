@@ -19,16 +19,13 @@ import torch
 from torch import Tensor
 from torch import library as dispatcher
 
-from fsdpcheck.exact.surrogates import normalisation, softmax
-from fsdpcheck.exact.surrogates.grid_rounding import constant_to_grid, power_of_two, to_grid
+from fsdpcheck.exact.surrogates import grids
+from fsdpcheck.exact.surrogates.grid_rounding import power_of_two
 
 OPERATORS: Final = ("inverse_root", "root", "over_root", "share", "inverse", "cosine", "sine")
 """Of the namespace fsdpcheck."""
 ROOTS: Final = (-8, 8)
 """Least and greatest exponent of a root and of its inverse."""
-TURN_BITS: Final = 1
-"""Cosines and sines are multiples of 1/2: rotations that keep no lengths, but turn by every quarter."""
-LARGEST_SHARE: Final = 2.0
 INVERSES: Final = (-1, 1)
 """Least and greatest exponent of what gradients of shares are multiplied by."""
 
@@ -51,28 +48,28 @@ def root(x: Tensor) -> Tensor:
 
 @_operator("over_root")
 def over_root(x: Tensor, squares: Tensor) -> Tensor:
-    """[...]: x / sqrt(squares), rounded to halves within [-2, 2]; ``squares`` as long, or 1, along each dim."""
+    """[...]: x / sqrt(squares), rounded as a normalised input is; ``squares`` as long, or 1, along each dim."""
     real = x.double() / squares.double().sqrt()
-    return to_grid(real, normalisation.BITS, -normalisation.LARGEST, normalisation.LARGEST).to(x.dtype)
+    return grids.now().normal.round(real).to(x.dtype)
 
 
 @_operator("cosine")
 def cosine(x: Tensor) -> Tensor:
-    """[...]: cos(x), in radians, rounded to halves."""
-    return to_grid(x.double().cos(), TURN_BITS, -1.0, 1.0).to(x.dtype)
+    """[...]: cos(x), in radians, rounded."""
+    return grids.now().turn.round(x.double().cos()).to(x.dtype)
 
 
 @_operator("sine")
 def sine(x: Tensor) -> Tensor:
-    """[...]: sin(x), in radians, rounded to halves."""
-    return to_grid(x.double().sin(), TURN_BITS, -1.0, 1.0).to(x.dtype)
+    """[...]: sin(x), in radians, rounded."""
+    return grids.now().turn.round(x.double().sin()).to(x.dtype)
 
 
 @_operator("share")
 def share(x: Tensor, total: Tensor) -> Tensor:
-    """[...]: x / total, rounded to quarters within [-2, 2]; 0 where ``total`` is 0, which on a grid it may be."""
+    """[...]: x / total, rounded; 0 where ``total`` is 0, which on a grid it may be."""
     real = torch.where(total == 0, 0.0, x.double() / total.double())
-    return to_grid(real, softmax.BITS, -LARGEST_SHARE, LARGEST_SHARE).to(x.dtype)
+    return grids.now().share.round(real).to(x.dtype)
 
 
 @_operator("inverse")
@@ -102,14 +99,14 @@ def is_table(buffer: Tensor) -> bool:
     real = torch.view_as_real(buffer) if buffer.is_complex() else buffer
     if not real.is_floating_point() or (buffer.dim() < 2 and not buffer.is_complex()) or not real.numel():
         return False
-    steps = real.double() * 2**TURN_BITS
+    steps = real.double() * 2**grids.FINE.turn.bits
     return bool((real.abs() <= 1).all() and (steps != steps.round()).any())
 
 
-def rounded_table(buffer: Tensor) -> Tensor:
-    """``buffer`` with each real number rounded as a cosine is."""
+def rounded_table(buffer: Tensor, turn: grids.Grid = grids.FINE.turn) -> Tensor:
+    """``buffer`` with each real number rounded as a cosine is, to the grid ``turn``."""
     real = torch.view_as_real(buffer) if buffer.is_complex() else buffer
-    found = constant_to_grid(real.double(), TURN_BITS, -1.0, 1.0).to(real.dtype)
+    found = turn.round_constants(real.double()).to(real.dtype)
     return torch.view_as_complex(found) if buffer.is_complex() else found
 
 

@@ -20,6 +20,7 @@ from torch.overrides import TorchFunctionMode
 
 from fsdpcheck.case import UserModelSpec
 from fsdpcheck.exact.surrogates import spelled_out
+from fsdpcheck.exact.surrogates.grids import FINE, Grid
 from fsdpcheck.workload.user_model import loading as user_model
 from fsdpcheck.workload.user_model.dtype_widening import widened
 
@@ -53,18 +54,18 @@ class SpelledOut(TorchFunctionMode):
 
 
 @functools.cache
-def tables(build: str) -> dict[str, Tensor]:
+def tables(build: str, turn: Grid = FINE.turn) -> dict[str, Tensor]:
     """Of the model that ``build`` names the buffers that look like tables of cosines, rounded as these are.
 
     See exact/surrogates/spelled_out.py. Not to be changed.
     """
     buffers = user_model.model(build).named_buffers(remove_duplicate=False)
-    return {name: spelled_out.rounded_table(buffer) for name, buffer in buffers if spelled_out.is_table(buffer)}
+    return {name: spelled_out.rounded_table(buffer, turn) for name, buffer in buffers if spelled_out.is_table(buffer)}
 
 
-def round_tables_(model: nn.Module, build: str) -> None:
+def round_tables_(model: nn.Module, build: str, turn: Grid) -> None:
     """Put these values into a copy of that model, of any dtype."""
-    for name, value in tables(build).items():
+    for name, value in tables(build, turn).items():
         model.get_buffer(name).copy_(value)
 
 
