@@ -32,7 +32,7 @@ from fsdpcheck.adapters.user_dtypes import Dtypes
 from fsdpcheck.adapters.user_loop import Built, Loop, fill_beside
 from fsdpcheck.case import Trait
 from fsdpcheck.case.axes import Axis
-from fsdpcheck.case.traits import NOT_IN_LOW_PRECISION
+from fsdpcheck.case.traits import not_in_low_precision
 from fsdpcheck.errors import AdapterError, explain, spelling
 
 FUNCTIONS: Final = ("step", "clip", "private", "save", "load", "read")
@@ -189,7 +189,7 @@ def _not_in(arithmetic: ArithmeticRule) -> frozenset[Trait]:
     means = frozenset[Trait]({"mean"} if arithmetic.averaging == "none" else ())
     if arithmetic.compute == "dtype":
         return means | {"bfloat16", "tf32"}
-    return means | NOT_IN_LOW_PRECISION | {"tf32", "real"}
+    return means | not_in_low_precision(own=True) | {"tf32", "real"}
 
 
 def _keeps(name: str, functions: Mapping[str, Callable[..., Any]]) -> bool:

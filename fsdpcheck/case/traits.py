@@ -14,7 +14,6 @@ if TYPE_CHECKING:
 
 OWN_TRAITS: frozenset[Trait] = frozenset(trait for trait, row in TRAITS.items() if row.own)
 """What a user's model can demand by itself; "surrogates" means: when numbers are on a grid."""
-NOT_IN_LOW_PRECISION: frozenset[Trait] = frozenset(trait for trait, row in TRAITS.items() if not row.low_precision)
 _PRIVATE: dict[Trait, Trait] = {trait: row.private for trait, row in TRAITS.items() if row.private is not None}
 """Families of layers that private training asks more of: trait in plain training -> trait under privacy."""
 
@@ -22,6 +21,12 @@ ON_GRIDS: frozenset[Trait] = frozenset({"surrogates", "spelled-out-private"})
 """What a user's model demands only where its numbers are on a grid, the second of a private step alone."""
 OF_MODELS = OWN_TRAITS | frozenset(_PRIVATE.values())
 """Traits that are a model's: on a user's own they are what they are, and not drawn."""
+
+
+def not_in_low_precision(own: bool) -> frozenset[Trait]:
+    """The traits of which no case computes in few bits, of ``own`` models of a user or of those that are drawn."""
+    allowed = {"any", "own"} if own else {"any"}
+    return frozenset(trait for trait, row in TRAITS.items() if row.low_precision not in allowed)
 
 
 def requires(case: TrainingCase) -> frozenset[Trait]:

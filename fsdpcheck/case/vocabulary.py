@@ -24,16 +24,17 @@ Trait = Literal[
 class TraitRow:
     """What one trait means, in a few words, and what it asks an implementation for: names of ``fsdpcheck.adapter``.
 
-    ``own``: a user's model can demand it by itself. ``low_precision``: False where it is on no grid of few bits, or has
-    kernels for bfloat16 whose sums are not promised to be float32's. ``private``: what a family of layers demands in
-    its place under per-sample clipping. ``ranks``: the fewest on which a case can have it; ``no_prime``: and not on a
-    prime number of them.
+    ``own``: a user's model can demand it by itself. ``low_precision``: of which models cases with it may compute in few
+    bits. Of none where it is on no grid of those, or has kernels for bfloat16 whose sums are not promised to be
+    float32's; of a user's own where surrogates on whole numbers make it exact. ``private``: what a family of layers
+    demands in its place under per-sample clipping. ``ranks``: the fewest on which a case can have it; ``no_prime``: and
+    not on a prime number of them.
     """
 
     meaning: str
     needs: tuple[str, ...] = ()
     own: bool = False
-    low_precision: bool = True
+    low_precision: Literal["any", "own", "none"] = "any"
     private: Trait | None = None
     ranks: int = 1
     no_prime: bool = False
@@ -47,7 +48,7 @@ TRAITS: Final[Mapping[Trait, TraitRow]] = {
     "tokens": TraitRow("inputs are token numbers, through an Embedding", own=True),
     "sequence": TraitRow("inputs [n, T, d]: Linear layers see a sequence, as they do behind tokens", own=True),
     "padding_idx": TraitRow("an Embedding with a padding_idx, whose row has no gradient", own=True),
-    "layer-norm": TraitRow("a LayerNorm", own=True, low_precision=False),
+    "layer-norm": TraitRow("a LayerNorm", own=True, low_precision="own"),
     "tied": TraitRow("one weight in two layers, in plain training", own=True, private="tied-private"),
     "tied-private": TraitRow("one weight in two layers, under per-sample clipping"),
     "frozen": TraitRow("parameters that are not trained", own=True),
@@ -69,18 +70,18 @@ TRAITS: Final[Mapping[Trait, TraitRow]] = {
     "uneven-rows": TraitRow("the ranks do not divide the rows of some parameter", ranks=2),
     "project": TraitRow("parameters are rounded between steps", needs=("Observed.local_tensors",)),
     "hsdp": TraitRow("shards on one mesh axis, replicas on another", ranks=2),
-    "layer-norm-without-bias": TraitRow("a LayerNorm without a bias, off the grid", own=True, low_precision=False),
-    "conv": TraitRow("a convolution, in plain training", own=True, low_precision=False, private="conv-private"),
+    "layer-norm-without-bias": TraitRow("a LayerNorm without a bias, off the grid", own=True, low_precision="own"),
+    "conv": TraitRow("a convolution, in plain training", own=True, low_precision="none", private="conv-private"),
     "group-norm": TraitRow("a GroupNorm, in plain training, off the grid", own=True, private="group-norm-private"),
     "rms-norm": TraitRow("an RMSNorm, in plain training, off the grid", own=True, private="rms-norm-private"),
     "attention": TraitRow("self-attention, in plain training, off the grid", own=True, private="attention-private"),
-    "bags": TraitRow("an EmbeddingBag, in plain training", own=True, low_precision=False, private="bags-private"),
-    "conv-private": TraitRow("a convolution, under per-sample clipping", _RULE, low_precision=False),
+    "bags": TraitRow("an EmbeddingBag, in plain training", own=True, low_precision="none", private="bags-private"),
+    "conv-private": TraitRow("a convolution, under per-sample clipping", _RULE, low_precision="none"),
     "group-norm-private": TraitRow("a GroupNorm, under per-sample clipping", _RULE),
     "rms-norm-private": TraitRow("an RMSNorm, under per-sample clipping", _RULE),
     "attention-private": TraitRow("self-attention, under per-sample clipping", _RULE),
-    "bags-private": TraitRow("an EmbeddingBag, under per-sample clipping", _RULE, low_precision=False),
-    "surrogates": TraitRow("functions off the grid run as exact surrogates", own=True, low_precision=False),
+    "bags-private": TraitRow("an EmbeddingBag, under per-sample clipping", _RULE, low_precision="none"),
+    "surrogates": TraitRow("functions off the grid run as exact surrogates", own=True, low_precision="own"),
     "real": TraitRow("real numbers, judged by replay"),
     "adam": TraitRow("Adam"),
     "schedule": TraitRow("the learning rate changes between steps", _OPTIMIZER),
@@ -88,33 +89,33 @@ TRAITS: Final[Mapping[Trait, TraitRow]] = {
     "premultiply": TraitRow("averages multiply by 1/W before they sum"),
     "per-layer-clipping": TraitRow("a clip norm for each group of parameters", ("Setup.clip_bounds",)),
     "own-layers": TraitRow("modules of the user's own with parameters, of a kind that no other trait names", own=True,
-                           low_precision=False),
+                           low_precision="own"),
     "bfloat16": TraitRow("the model computes in bfloat16; reductions, norms and parameters are float32",
                          ("Setup.compute",)),
     "tf32": TraitRow("products of matrices may round their factors to TF32", ("Setup.compute",)),
     "fractional-normaliser": TraitRow("the normaliser N is no whole number, as an expected batch size may be"),
-    "routed": TraitRow("a layer that some samples leave out, in plain training", low_precision=False,
+    "routed": TraitRow("a layer that some samples leave out, in plain training", low_precision="none",
                        private="routed-private"),
-    "routed-private": TraitRow("a layer that some samples leave out, under per-sample clipping", low_precision=False),
+    "routed-private": TraitRow("a layer that some samples leave out, under per-sample clipping", low_precision="none"),
     "routed-alone": TraitRow("a unit, or the root, of which a forward may use no trained parameter"),
-    "reused": TraitRow("a layer that runs twice in a forward, in plain training", low_precision=False,
+    "reused": TraitRow("a layer that runs twice in a forward, in plain training", low_precision="none",
                        private="reused-private"),
-    "reused-private": TraitRow("a layer that runs twice in a forward, under per-sample clipping", low_precision=False),
+    "reused-private": TraitRow("a layer that runs twice in a forward, under per-sample clipping", low_precision="none"),
     "evaluation": TraitRow("a forward without gradients, in eval mode, before each step", ("Observed.evaluate",)),
     "inference-mode": TraitRow("that forward in torch.inference_mode", ("Observed.evaluate",)),
     "rebuilt": TraitRow("another model is built and trained before in the same process"),
     "parameter-groups": TraitRow("an optimizer of two groups: vectors have other options", _OPTIMIZER),
-    "one-row": TraitRow("a layer that runs on one row for all samples, in plain training", low_precision=False,
+    "one-row": TraitRow("a layer that runs on one row for all samples, in plain training", low_precision="none",
                         private="one-row-private"),
     "one-row-private": TraitRow("a layer that runs on one row for all samples, under per-sample clipping",
-                                low_precision=False),
+                                low_precision="none"),
     "tied-apart": TraitRow("layers of two sharding units that share one weight"),
     "thawed": TraitRow("frozen parameters that are trained from the second step on", ("Observed.thaw",)),
     "spelled-out-private": TraitRow("a user's layer that spells out roots, cosines, shares or top-k, under"
                                     " per-sample clipping on a grid: its forward is run again, and no formula of its"
-                                    " own is known of it", own=True, low_precision=False),
+                                    " own is known of it", own=True, low_precision="none"),
     "unequal-micro-batches": TraitRow("some ranks have one micro-batch fewer in a step", ranks=2),
     "matrix-optimizer": TraitRow("an optimizer whose update of a matrix depends on all of it, as Muon's", _OPTIMIZER,
-                                 low_precision=False),
+                                 low_precision="none"),
 }  # fmt: skip
 """Every trait."""

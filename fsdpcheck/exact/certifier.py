@@ -7,7 +7,7 @@ without a rule, a value off every grid, or a sum that takes too many bits raises
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -20,6 +20,7 @@ from fsdpcheck.exact import off_grid, surrogate_rules
 from fsdpcheck.exact.grid import bits, grid_exponent
 from fsdpcheck.exact.off_grid import OffGrid
 from fsdpcheck.exact.operators import COMPLEX, LOGICAL, MOVES, RULES, Bound, Inexact, Operand
+from fsdpcheck.exact.wider import Casts, Wider
 
 _ = surrogate_rules  # registers its rules
 
@@ -54,6 +55,7 @@ class Certifier(TorchDispatchMode):  # type: ignore[no-untyped-call]
     ``stage`` names what is computed, for messages. With ``paths``, bounds of backward add up the absolute values of all
     paths from the losses, instead of starting anew from the value at each operator. With ``roundable``, values of the
     forward may leave every grid if nothing is made of them but surrogates that round them to one (exact/off_grid.py).
+    ``in_wider``: the precision of what a model computes in a wider dtype that it names (exact/wider.py).
     """
 
     precision: Precision
@@ -63,12 +65,14 @@ class Certifier(TorchDispatchMode):  # type: ignore[no-untyped-call]
     paths: bool = False
     lenient: bool = False
     roundable: bool = False
+    in_wider: Precision | None = None
 
     def __post_init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self._bounds: dict[int, Bound] = {}
         self._alive: list[Tensor] = []
-        self._off = OffGrid(min(self.precision.accumulator, self.precision.operand, self.precision.result))
+        self._wider = Wider() if self.in_wider is not None else None
+        self._off = OffGrid(_least(self.precision), self._wider, _least(self.in_wider or self.precision))
 
     def __hash__(self) -> int:
         return id(self)
@@ -89,8 +93,32 @@ class Certifier(TorchDispatchMode):  # type: ignore[no-untyped-call]
         finally:
             self.lenient = False
 
+    def casts_back(self) -> AbstractContextManager[object]:
+        """Around a forward, in which a model may cast back what it computes in the wider dtype."""
+        return nullcontext() if self._wider is None else Casts(self._wider, self._off.round)
+
+    def is_in_wider(self, tensors: Iterable[Tensor]) -> None:
+        """These are of the wider dtype, as buffers are."""
+        if self._wider is not None:
+            for tensor in tensors:
+                self._wider.add(tensor)
+
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        kwargs = kwargs or {}
+        if self._wider is None:
+            return self._computed(func, args, kwargs or {})
+        narrow, in_wider = self.precision, self._wider.computes(args)
+        self.precision = self.in_wider if in_wider and self.in_wider is not None else narrow
+        try:
+            result = self._computed(func, args, kwargs or {})
+        finally:
+            self.precision = narrow
+        if in_wider:
+            self._wider.remember(result)
+        elif func.overloadpacket.__name__ == "_to_copy" and _floating(result) and not self._off.found([result]):
+            self._spend("result of _to_copy", self._operand(result), narrow.result)  # of integers, maybe
+        return result
+
+    def _computed(self, func: Any, args: Any, kwargs: Any) -> Any:
         rule, name = RULES.get(func), func.overloadpacket.__name__
         if rule is not None and not any(_floating(value) for value in _flat(args)):
             rule = None  # integers: positions, masks
@@ -212,6 +240,10 @@ class Certifier(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def _refuse(self, func: Any, why: str) -> None:
         raise NotExact(f"{self.where}, {self.stage}: the exact domain cannot express {func}: it {why}")
+
+
+def _least(precision: Precision) -> int:
+    return min(precision.accumulator, precision.operand, precision.result)
 
 
 def _mapped(function: Callable[[Any], Any], values: Iterable[Any]) -> list[Any]:

@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 from fsdpcheck.exact.operators import Inexact
+from fsdpcheck.exact.wider import Wider
 
 _SMALLEST, _LARGEST = 2.0**-100, 2.0**100
 """Within these no dtype with float32's exponents underflows or overflows."""
@@ -37,10 +38,13 @@ AWARE: Final = frozenset({"inverse_root", "root", "over_root", "cosine", "sine"}
 
 
 class OffGrid:
-    """The tensors with such values: for each its relative error, and what took it off the grid. ``bits``: of sums."""
+    """The tensors with such values: for each its relative error, and what took it off the grid.
 
-    def __init__(self, bits: int) -> None:
-        self.unit = 2.0**-bits
+    ``bits``: of sums. ``wider``: the tensors of a dtype with ``bits_of_wider``, if there is one.
+    """
+
+    def __init__(self, bits: int, wider: Wider | None = None, bits_of_wider: int = 0) -> None:
+        self.unit, self._wider, self._unit_of_wider = 2.0**-bits, wider, 2.0**-bits_of_wider
         self._known: dict[int, tuple[float, str]] = {}
         self._alive: list[Tensor] = []
 
@@ -59,20 +63,30 @@ class OffGrid:
         """Relative error of one operand: 0 on a grid, a rounding for a tensor of constants that do not fit."""
         if not isinstance(value, Tensor):
             return 0.0
-        known = self.found([value])
-        return known[0] if known is not None else (0.0 if _fits(value, self.unit) else self.unit)
+        known, unit = self.found([value]), self._unit_of([value])
+        return known[0] if known is not None else (0.0 if _fits(value, unit) else unit)
+
+    def round(self, tensor: Tensor) -> None:
+        """It is rounded once more, with all that shares its storage."""
+        known = self._known.get(tensor.untyped_storage().data_ptr())
+        if known is not None:
+            self.remember(tensor, known[0] + 1.01 * self.unit, known[1])
+
+    def _unit_of(self, operands: Sequence[Any]) -> float:
+        wide = self._wider is not None and self._wider.computes(operands)
+        return self._unit_of_wider if wide else self.unit
 
     def after(self, name: str, args: Sequence[Any], options: Mapping[str, Any], result: Any) -> float:
         """The relative error of what an operator gives. Raises Inexact where there is no bound."""
-        errors = [self.error(value) for value in _flat(args)]
+        errors, unit = [self.error(value) for value in _flat(args)], self._unit_of(args)
         if name in MOVED and len(_tensors([result])) == len(_flat([result])):
-            return 1.01 * (max(errors) + self.unit)
+            return 1.01 * (max(errors) + unit)
         rule = RULES.get(name)
         if rule is None or options:  # alpha, rounding_mode
             raise Inexact("has no bound on how far such values are off")
         if not all(map(_ordinary, _tensors([*args, result]))):
             raise Inexact("may underflow or overflow on values off every grid")
-        return 1.01 * (rule(args, errors, self.unit) + _KERNEL * self.unit)
+        return 1.01 * (rule(args, errors, unit) + _KERNEL * unit)
 
 
 def _tensors(values: Sequence[Any]) -> list[Tensor]:

@@ -25,13 +25,13 @@ import torch
 from torch import Tensor
 
 from fsdpcheck.case import TrainingCase
-from fsdpcheck.case.traits import NOT_IN_LOW_PRECISION
+from fsdpcheck.case.traits import not_in_low_precision
 from fsdpcheck.errors import NotExact
 from fsdpcheck.exact.certifier import PRECISIONS, Certifier
 from fsdpcheck.exact.grid import bits, grid_exponent, significand_bits
 from fsdpcheck.exact.operators import Bound
 from fsdpcheck.oracle import Answer, StepAnswer, batched_step
-from fsdpcheck.workload import batches, models
+from fsdpcheck.workload import batches, models, numerics
 from fsdpcheck.workload.clip_groups import INSTRUMENT
 
 
@@ -44,15 +44,28 @@ def prove(case: TrainingCase, answer: Answer, used: dict[str, int]) -> None:
     without the weighted backward.
     """
     compute = case.arithmetic.compute
-    if unfit := sorted(case.requires() & NOT_IN_LOW_PRECISION):
+    if unfit := sorted(case.requires() & not_in_low_precision(case.model.own is not None)):
         raise NotExact(f"case, {compute}: {', '.join(unfit)} on no grid of few bits")
+    if case.model.own is not None and case.model.own.names not in ("", "float32"):
+        raise NotExact(f"case, {compute}: your model names {case.model.own.names} besides")
     model, scalar = models.wide(case), batched_step.loss_scalar(case)
     for k, step in enumerate(answer.steps):
         batched_step.load(model, step)
         weighs = scalar if batched_step.reduces_exactly(answer, step) else None
         for rank, times in _micro_batches(case, k):
-            certifier = Certifier(PRECISIONS[compute], f"step {k}, rank {rank} in {compute}", used=used)
+            certifier = _certifier(case, model, f"step {k}, rank {rank} in {compute}", used)
             _prove_micro_batch(case, step, model, certifier, times, weighs)
+
+
+def _certifier(case: TrainingCase, model: models.CaseModel, where: str, used: dict[str, int]) -> Certifier:
+    """Of few bits, and on a user's model of float32 where it names that; buffers are of it in any case."""
+    if case.model.own is None:
+        return Certifier(PRECISIONS[case.arithmetic.compute], where, used=used)
+    made = Certifier(
+        PRECISIONS[case.arithmetic.compute], where, used=used, roundable=True, in_wider=PRECISIONS["float32"]
+    )
+    made.is_in_wider(buffer for buffer in model.buffers() if buffer.is_floating_point() or buffer.is_complex())
+    return made
 
 
 def _micro_batches(case: TrainingCase, k: int) -> list[tuple[int, Counter[int]]]:
@@ -109,15 +122,15 @@ def _gradients(
     """Bounds on the gradients, by name, of each backward pass: losses weighted by each of ``passes`` [n]."""
     trained = batched_step.trained(model)
     found: list[tuple[str, Bound]] = []
-    with certifier:
+    with numerics.of(case), certifier.casts_back(), certifier:
         outputs = model(inputs)
     losses, leaf = _losses(case, certifier, outputs, targets)
     for weights_n in passes:
-        with _in_float32(certifier, "backward of the loss"):
+        with numerics.of(case), _in_float32(certifier, "backward of the loss"):
             (cotangent,) = torch.autograd.grad(losses, leaf, weights_n, retain_graph=True)
         _fits(certifier, "gradient of the outputs", cotangent.abs(), grid_exponent(cotangent))
         certifier.stage = "backward"
-        with certifier:
+        with numerics.of(case), certifier:
             gradients = batched_step.gradients(outputs, trained, cotangent, keep=True)
             found += [(name, certifier.bound(gradient)) for name, gradient in zip(trained, gradients, strict=True)]
     return found
@@ -127,7 +140,7 @@ def _losses(case: TrainingCase, certifier: Certifier, outputs: Tensor, targets: 
     """Losses [n] of the outputs cast to float32, and those."""
     leaf = outputs.detach().requires_grad_()
     within = _in_float32(certifier, "loss")
-    with within, within.values_unused():
+    with numerics.of(case), within, within.values_unused():
         return batched_step.loss(case)(leaf, targets), leaf
 
 

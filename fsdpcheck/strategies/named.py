@@ -5,12 +5,12 @@ from __future__ import annotations
 from typing import Final
 
 from fsdpcheck.case import Trait
-from fsdpcheck.case.traits import NOT_IN_LOW_PRECISION
+from fsdpcheck.case.traits import not_in_low_precision
 from fsdpcheck.strategies.space import CaseSpace, Family
 
 HIDING: Final[tuple[Trait, ...]] = ("momentum", "weight-decay", "adam", "adamw", "matrix-optimizer")
 """Optimizers whose update does not show its gradient."""
-_NOT_IN_LOW_PRECISION: frozenset[Trait] = NOT_IN_LOW_PRECISION | {"per-layer-clipping", "real"}
+_NOT_IN_LOW_PRECISION: frozenset[Trait] = not_in_low_precision(own=False) | {"per-layer-clipping", "real"}
 
 PLAIN: Final = CaseSpace(clipping=("none",))
 """Ordinary training, no clipping of any kind."""

@@ -8,7 +8,8 @@ from dataclasses import replace
 from hypothesis import strategies as st
 
 from fsdpcheck.adapters.contract import Features
-from fsdpcheck.case import Case, TrainingCase
+from fsdpcheck.case import Case, TrainingCase, Trait
+from fsdpcheck.case.traits import not_in_low_precision
 from fsdpcheck.strategies import low_precision, samplers_and_kernels, training
 from fsdpcheck.strategies.adjustments import ADJUSTMENTS
 from fsdpcheck.strategies.choice import among
@@ -35,7 +36,8 @@ def cases_of(space: Space, features: Features, world_sizes: Sequence[int] = WORL
 def _trained(space: CaseSpace, features: Features, world_sizes: Sequence[int]) -> st.SearchStrategy[TrainingCase]:
     if space.compute == "dtype" and features.arithmetic.compute != "dtype":
         space = space.but(compute=features.arithmetic.compute, tiny_only=True)
-    features = replace(features, accepts=features.accepts - space.left_out)
+    low = not_in_low_precision(own=False) if space.compute != "dtype" else frozenset[Trait]()
+    features = replace(features, accepts=features.accepts - space.left_out - low)
     drawn = training.cases(space, features, world_sizes)
     if space.compute != "dtype":
         drawn = low_precision.computed(drawn, space, features)

@@ -16,6 +16,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from fsdpcheck.case import UserModelSpec
 from fsdpcheck.compat import torch_private
+from fsdpcheck.exact import wider
 
 _WIDENED = (torch.float32, torch.bfloat16)
 
@@ -29,8 +30,10 @@ class _Widened(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Casts to a narrow dtype inside are casts to float64; constants that are made in one are taken to float64."""
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        named = any(value is torch.float32 for value in (kwargs or {}).values())
         asked = {name: torch.float64 if value in _WIDENED else value for name, value in (kwargs or {}).items()}
-        return _wide(func(*args, **asked))
+        with wider.named() if named else nullcontext():
+            return _wide(func(*args, **asked))
 
 
 def _wide(value: Any) -> Any:
