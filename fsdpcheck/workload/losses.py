@@ -15,6 +15,8 @@ from fsdpcheck.workload.user_model import loading as user_model
 from fsdpcheck.workload.user_model.dtype_widening import widened
 
 Reduction = Literal["none", "mean", "sum"]
+_APART = 8
+"""Bits between samples that are spread."""
 
 
 class PerSampleLoss(nn.Module):
@@ -69,18 +71,29 @@ class PerSampleLoss(nn.Module):
 
 class OwnLoss(PerSampleLoss):
     """The same of a user's own loss: outputs [b, F + R] and targets [b, F' + R], both flattened, go to it as it knows
-    them; integer targets as integers."""
+    them; integer targets as integers.
 
-    def __init__(self, own: UserModelSpec, scale: float = 1.0, reduction: Reduction = "none") -> None:
+    ``spread``: whether samples with an odd first target weigh 2**8 times the others, where targets are integers. In a
+    few bits each sample's gradient is exact, and the sum of two such ones takes more, so that rounding it shows.
+    """
+
+    def __init__(
+        self, own: UserModelSpec, scale: float = 1.0, reduction: Reduction = "none", spread: bool = False
+    ) -> None:
         super().__init__("mse", own.features, scale, reduction)
-        self.own, self.target_features = own, own.targets
+        self.own, self.target_features, self.spread = own, own.targets, spread
 
     def with_reduction(self, reduction: Reduction) -> OwnLoss:
-        return OwnLoss(self.own, self.scale, reduction)
+        return OwnLoss(self.own, self.scale, reduction, self.spread)
 
     def _body(self, y_BF: Tensor, t_BF: Tensor) -> Tensor:
         shape, dtype = user_model.target_form(self.own)
         targets = t_BF.reshape(len(t_BF), *shape)
         outputs = y_BF.reshape(len(y_BF), *user_model.output_shape(self.own))
         with widened(self.own, y_BF.dtype):
-            return user_model.loss(self.own.loss)(outputs, targets if dtype is None else targets.to(dtype))
+            losses_B: Tensor = user_model.loss(self.own.loss)(outputs, targets if dtype is None else targets.to(dtype))
+        if not self.spread or dtype is None:
+            return losses_B
+        odd_B = t_BF[:, 0].long() & 1
+        weights_B: Tensor = (1 + odd_B * (2**_APART - 1)).to(losses_B.dtype)
+        return losses_B * weights_B

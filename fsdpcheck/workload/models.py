@@ -304,7 +304,7 @@ def unit_of(case: TrainingCase, parameter: str) -> str:
 def loss_for(case: TrainingCase) -> PerSampleLoss:
     """The case's per-sample loss, scaled by ``loss_scale(case)``."""
     if case.model.own is not None:
-        return OwnLoss(case.model.own, loss_scale(case))
+        return OwnLoss(case.model.own, loss_scale(case), spread=case.arithmetic.compute != "dtype")
     return PerSampleLoss(case.step.loss, body_features(case), loss_scale(case), classes=classes(case))
 
 

@@ -18,18 +18,26 @@ from fsdpcheck.judging.run import Run
 from fsdpcheck.workload.user_model import inspection
 
 TOYS = Path(__file__).parent.parent / "toys"
+EXAMPLES = Path(__file__).parents[2] / "docs" / "examples"
+with_examples = pytest.mark.skipif(not EXAMPLES.is_dir(), reason="only a checkout has the examples")
 MODEL, PARTS = str(TOYS / "own_parts.py"), str(TOYS / "own_precision.py")
 SAID = "param-dtype=bfloat16,reduce-dtype=float32"
 
 
 @functools.cache
-def _own() -> UserModelSpec:
-    return inspection.inspect(f"{MODEL}:build", f"{MODEL}:batch", "", None).own
+def _own(model: str = MODEL) -> UserModelSpec:
+    return inspection.inspect(f"{model}:build", f"{model}:batch", "", None).own
 
 
-def _judged(engine: SimulatedEngine, law: str, parts: str, most: int = 4, on_own_model: bool = True) -> Verdict:
-    run = Run(engine, f"{PARTS}:{parts}", own=_own() if on_own_model else None)
+def _judged(
+    engine: SimulatedEngine, law: str, parts: str, most: int = 4, on_own_model: bool = True, model: str = MODEL
+) -> Verdict:
+    run = Run(engine, f"{PARTS}:{parts}", own=_own(model) if on_own_model else None)
     return check_law(chapters()[law], run, world_sizes=(2, 4), most=most, shrink=False)
+
+
+def _of_an_example(engine: SimulatedEngine, law: str, parts: str, name: str = "small_llama") -> Verdict:
+    return _judged(engine, law, f"{parts},{SAID}", model=str(EXAMPLES / f"{name}.py"))
 
 
 @pytest.mark.parametrize("law", ["training.plain", "training.gradients", "global-norm.update"])
@@ -48,6 +56,36 @@ def test_what_is_said_and_done_holds(law: str, parts: str, engine: SimulatedEngi
     verdict = _judged(engine, law, parts)
     clips = law == "global-norm.update" and "step=" in parts
     assert verdict.status == ("not promised" if clips else "holds")
+
+
+@with_examples
+@pytest.mark.parametrize(
+    ("law", "parts", "name"),
+    [
+        ("training.gradients", "blocks_mixed", "small_llama"),
+        pytest.param("global-norm.update", "blocks_mixed", "small_llama", marks=pytest.mark.nightly),
+        pytest.param("training.plain", "blocks_mixed", "small_gpt", marks=pytest.mark.nightly),
+        pytest.param("training.plain", "blocks_mixed", "small_moe", marks=pytest.mark.nightly),
+        pytest.param("training.gradients", "fsdp1", "small_llama", marks=pytest.mark.nightly),
+        pytest.param("training.gradients", "ddp,averaging=before,step=step", "small_llama", marks=pytest.mark.nightly),
+    ],
+)
+def test_a_transformer_in_a_policy_of_its_own_holds(law: str, parts: str, name: str, engine: SimulatedEngine) -> None:
+    """Its norms and embeddings of positions in float32, its functions off the grid on whole numbers."""
+    verdict = _of_an_example(engine, law, parts, name)
+    assert (verdict.status, verdict.reason) == ("holds", "")
+
+
+@with_examples
+@pytest.mark.parametrize(
+    ("parts", "said"),
+    [("blocks_summed_in_bfloat16", "bfloat16"), ("blocks_averaged_twice", "the gradient is not the single device's")],
+)
+def test_what_is_wrong_with_it_is_found_there(parts: str, said: str, engine: SimulatedEngine) -> None:
+    verdict = _of_an_example(engine, "training.gradients", parts)
+    assert verdict.status == "finding"
+    assert verdict.finding is not None
+    assert said in f"{verdict.finding.what}; {verdict.finding.cause}"
 
 
 def test_a_step_in_bfloat16_is_not_asked_to_clip() -> None:

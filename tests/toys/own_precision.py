@@ -176,3 +176,32 @@ def a_bug_of_one_rank(model: nn.Sequential, mesh: DeviceMesh) -> nn.Module:
 
 def a_bug_that_speaks_of_imports(model: nn.Sequential, mesh: DeviceMesh) -> nn.Module:
     raise ValueError("ModuleNotFoundError is what this is not")
+
+
+def blocks_mixed(model: Any, mesh: DeviceMesh) -> nn.Module:
+    """A transformer, in a policy of its own."""
+    policy = MixedPrecisionPolicy(param_dtype=BF16, reduce_dtype=torch.float32)
+    for block in model.blocks:
+        fully_shard(block, mesh=mesh, mp_policy=policy)
+    made: nn.Module = fully_shard(model, mesh=mesh, mp_policy=policy)
+    return made
+
+
+def blocks_summed_in_bfloat16(model: Any, mesh: DeviceMesh) -> nn.Module:
+    """Keeps gradients in bfloat16."""
+    made = blocks_mixed(model, mesh)
+    for value in made.parameters():
+        value.register_post_accumulate_grad_hook(_round)
+    return made
+
+
+def blocks_averaged_twice(model: Any, mesh: DeviceMesh) -> nn.Module:
+    """Averages the gradient of the last norm over ranks once more."""
+    made = blocks_mixed(model, mesh)
+    model.norm.weight.register_post_accumulate_grad_hook(_average)
+    return made
+
+
+def _average(value: Tensor) -> None:
+    if value.grad is not None:
+        value.grad = value.grad / dist.get_world_size()
