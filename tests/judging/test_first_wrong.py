@@ -17,6 +17,7 @@ from fsdpcheck.case import (
     StepSpec,
     TrainingCase,
 )
+from fsdpcheck.checks._read import completed
 from fsdpcheck.checks.clipping import comparable
 from fsdpcheck.engines._simulated.in_process import InProcessEngine
 from fsdpcheck.engines.simulated import SimulatedEngine
@@ -185,9 +186,13 @@ def test_behind_a_step_that_may_round_otherwise_nothing_is_compared(
     )
     run = Run(ranks_here, "reference:bookkeeping")
     answer, execution = run.answer(case), run(case, {"norms"})
-    assert [number for number, _ in comparable(execution, answer)] == [0]
+    assert [number for number, _ in comparable(execution, answer)] in ([0], [0, 1, 2])  # as this CPU's kernels round
     found = first_wrong(run, case)
     assert (found.place, found.text.startswith("right")) == ("", True)
+    for result in completed(execution):
+        for value in result.steps[0].params.values():
+            value.neg_()
+    assert [number for number, _ in comparable(execution, answer)] == [0]
 
 
 @pytest.mark.nightly
