@@ -52,6 +52,7 @@ NARROW: dict[str, Callable[[Tensor], Tensor]] = {
     "cast back by type": lambda x: squares(x.float()).type(x.dtype),
     "cast back like another": lambda x: squares(x.float()).type_as(x),
     "cast back as another": lambda x: squares(x.float()).to(x),
+    "cast back on a grid": lambda x: squares(x.float().to(x.dtype)),
     "cast back before": lambda x: squares((x.float() * 0.1).to(x.dtype)),
 }
 
