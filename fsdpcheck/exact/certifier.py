@@ -114,7 +114,11 @@ class Certifier(TorchDispatchMode):  # type: ignore[no-untyped-call]
             self.precision = narrow
         if in_wider:
             self._wider.remember(result)
-        elif func.overloadpacket.__name__ == "_to_copy" and _floating(result) and not self._off.found([result]):
+        if func.overloadpacket.__name__ != "_to_copy" or not _floating(result) or self._off.found([result]):
+            return result
+        if in_wider:
+            self._off.cast(args[0], result)
+        else:
             self._spend("result of _to_copy", self._operand(result), narrow.result)  # of integers, maybe
         return result
 

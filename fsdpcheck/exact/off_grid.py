@@ -63,8 +63,14 @@ class OffGrid:
         """Relative error of one operand: 0 on a grid, a rounding for a tensor of constants that do not fit."""
         if not isinstance(value, Tensor):
             return 0.0
-        known, unit = self.found([value]), self._unit_of([value])
+        unit = self._unit_of_wider if self._wider is not None and self._wider.holds(value) else self.unit
+        known = self.found([value])
         return known[0] if known is not None else (0.0 if _fits(value, unit) else unit)
+
+    def cast(self, operand: Tensor, result: Tensor) -> None:
+        """What a cast to the wider dtype gives of a tensor that few bits do not hold was rounded to them before."""
+        if operand.is_floating_point() and (error := self.error(operand)):
+            self.remember(result, error, "rounded to few bits before it is cast")
 
     def round(self, tensor: Tensor) -> None:
         """It is rounded once more, with all that shares its storage."""

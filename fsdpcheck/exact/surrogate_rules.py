@@ -109,10 +109,8 @@ def _layer_norm_backward(
 ) -> Sequence[Bound | None]:
     rows = Operand(grad.magnitude.reshape(-1, math.prod(shape)), grad.exponent)
     scaled = rows if weight is None else _times(rows, weight, weight.magnitude.reshape(-1))
-    normal, of_input = (
-        grids.now().normal,
-        Bound(_pulled_back(scaled).reshape(x.magnitude.shape), _pulled_exponent(scaled)),
-    )
+    normal = grids.now().normal
+    of_input = Bound(_pulled_back(scaled).reshape(x.magnitude.shape), _pulled_exponent(scaled))
     summed = rows.magnitude.sum(0).reshape(shape)
     return [of_input, Bound(summed * normal.largest, grad.exponent - normal.bits),
             Bound(summed, grad.exponent)]  # fmt: skip
@@ -162,7 +160,8 @@ def _group_norm_backward(
 ) -> Sequence[Bound | None]:  # fmt: skip
     scaled = grad if weight is None else _times(grad, weight, _by_channel(weight, x).magnitude)
     rows = Operand(scaled.magnitude.reshape(n * groups, channels // groups * area), scaled.exponent)
-    normal, of_input = grids.now().normal, Bound(_pulled_back(rows).reshape(x.magnitude.shape), _pulled_exponent(rows))
+    normal = grids.now().normal
+    of_input = Bound(_pulled_back(rows).reshape(x.magnitude.shape), _pulled_exponent(rows))
     summed = grad.magnitude.reshape(n, channels, area).sum((0, 2))
     return [of_input, Bound(summed * normal.largest, grad.exponent - normal.bits),
             Bound(summed, grad.exponent)]  # fmt: skip

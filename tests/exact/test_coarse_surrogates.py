@@ -9,7 +9,8 @@ from torch import Tensor, nn
 from fsdpcheck.exact import surrogates
 from fsdpcheck.exact.certifier import FLOAT64, Certifier
 from fsdpcheck.exact.grid import grid_exponent
-from fsdpcheck.exact.surrogates.grids import COARSE, WHOLE
+from fsdpcheck.exact.surrogates import grids
+from fsdpcheck.exact.surrogates.grids import COARSE, FINE, WHOLE
 from tests.common.tables import each
 from tests.exact.test_surrogates import DIFFERENTIABLE, ROUTES, X, integers, pulled
 
@@ -39,6 +40,12 @@ def test_coarse_and_fine_surrogates_are_not_in_place_at_once() -> None:
         pass
     with surrogates.installed():
         assert surrogates.active()
+
+
+def test_the_fine_ones_are_left_behind() -> None:
+    with surrogates.installed(WHOLE):
+        assert grids.now() == WHOLE
+    assert grids.now() == FINE
 
 
 @each("route", ROUTES)

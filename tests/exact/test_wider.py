@@ -53,6 +53,7 @@ NARROW: dict[str, Callable[[Tensor], Tensor]] = {
     "cast back like another": lambda x: squares(x.float()).type_as(x),
     "cast back as another": lambda x: squares(x.float()).to(x),
     "cast back on a grid": lambda x: squares(x.float().to(x.dtype)),
+    "a constant of few bits": lambda x: torch.tensor([0.1, 0.3], dtype=x.dtype).float() * 1.5,
     "cast back before": lambda x: squares((x.float() * 0.1).to(x.dtype)),
 }
 

@@ -137,6 +137,7 @@ def installed(asked: grids.Grids = grids.FINE) -> Iterator[None]:
             _state.inside -= 1
             if not _state.inside and _state.kernels is not None:
                 remove_kernels(_state.kernels)
+                grids.place(grids.FINE)
                 _state.kernels = None
 
 
