@@ -71,7 +71,7 @@ TRAITS: Final[Mapping[Trait, TraitRow]] = {
     "project": TraitRow("parameters are rounded between steps", needs=("Observed.local_tensors",)),
     "hsdp": TraitRow("shards on one mesh axis, replicas on another", ranks=2),
     "layer-norm-without-bias": TraitRow("a LayerNorm without a bias, off the grid", own=True, low_precision="own"),
-    "conv": TraitRow("a convolution, in plain training", own=True, low_precision="none", private="conv-private"),
+    "conv": TraitRow("a convolution, in plain training", own=True, low_precision="own", private="conv-private"),
     "group-norm": TraitRow("a GroupNorm, in plain training, off the grid", own=True, private="group-norm-private"),
     "rms-norm": TraitRow("an RMSNorm, in plain training, off the grid", own=True, private="rms-norm-private"),
     "attention": TraitRow("self-attention, in plain training, off the grid", own=True, private="attention-private"),

@@ -42,7 +42,9 @@ BFLOAT16 = Precision(24, 8, 8)
 """bfloat16 in and out, sums in float32."""
 PRECISIONS = {"float64": FLOAT64, "float32": FLOAT32, "tf32": TF32, "bfloat16": BFLOAT16}
 
-_PRODUCTS = ("mm", "bmm", "addmm", "baddbmm", "mv", "dot", "convolution", "convolution_backward")
+_CONVOLUTIONS = ("convolution", "convolution_backward")
+"""Of which not every kernel sums in the accumulator: columns of windows, and batches, may be added up in results."""
+_PRODUCTS = ("mm", "bmm", "addmm", "baddbmm", "mv", "dot", *_CONVOLUTIONS)
 _ADDITIONS = ("add", "add_", "sub", "sub_", "rsub")
 _MASKED = ("threshold_backward", "hardtanh_backward", "masked_fill")
 
@@ -211,7 +213,8 @@ class Certifier(TorchDispatchMode):  # type: ignore[no-untyped-call]
             if bound is None or not isinstance(tensor, Tensor):
                 continue
             if not self.lenient or name in _ADDITIONS:
-                self._spend(name, Operand(bound.terms, bound.exponent), self.precision.accumulator)
+                sums = self.precision.result if name in _CONVOLUTIONS else self.precision.accumulator
+                self._spend(name, Operand(bound.terms, bound.exponent), sums)
                 if self.precision.result < self.precision.accumulator:
                     self._spend(f"result of {name}", self._operand(tensor), self.precision.result)
             if self.stage != "forward":

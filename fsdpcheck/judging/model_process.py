@@ -239,7 +239,7 @@ def _plain(argument: Any) -> Any:
     return NamedLaw(argument.name, argument.source) if isinstance(argument, Law) else argument
 
 
-_OF_A_RUN: Final = ("adapter_ref", "installs", "observe", "schedule", "avoid", "own", "memory")
+_OF_A_RUN: Final = ("adapter_ref", "installs", "observe", "schedule", "avoid", "own", "too_wide", "memory")
 
 
 def _served(run: Run | None, question: Any) -> object:

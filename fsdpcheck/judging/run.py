@@ -29,6 +29,7 @@ from fsdpcheck.judging.executions import Executions
 from fsdpcheck.oracle import batched_step, certificate, standards
 from fsdpcheck.program.probe import Probe, names_of
 from fsdpcheck.workload import models
+from fsdpcheck.workload.user_model.inspection import Seen
 
 _REMEMBERED = 1024  # answers kept; one is a few small tensors
 
@@ -91,6 +92,8 @@ class Run:
     """Traits that no case may demand although the adapter accepts them: ways around known defects."""
     own: UserModelSpec | None = None
     """The model of all cases, where it is a user's own."""
+    too_wide: frozenset[Trait] = frozenset()
+    """Traits to avoid on it too, unless the adapter computes in few bits: then cases are drawn on grids of those."""
     memory: str = "poison"
     """What new memory of the ranks holds (RunRequest.memory)."""
     lines: bool = False
@@ -227,6 +230,10 @@ class Run:
         """This run, recording ``observe`` (beside the parameters) unless a call says otherwise."""
         return replace(self, observe=frozenset(observe) | {"params"})
 
+    def of(self, seen: Seen, real: bool) -> Run:
+        """This run on a user's model, without the traits of cases that it cannot take. ``real``: as it is."""
+        return replace(self, own=seen.own, avoid=self.avoid | seen.left_out, too_wide=seen.too_wide(real))
+
     def on(self, engine: Engine) -> Run:
         """This run on another engine."""
         return replace(self, engine=engine, ran=Ran(), executions=Executions())
@@ -248,7 +255,8 @@ class Run:
     def features(self) -> Features:
         """The adapter's, without the traits to avoid."""
         features = self.declared.features
-        return replace(features, accepts=features.accepts - self.avoid) if self.avoid else features
+        avoid = self.avoid | self.too_wide if features.arithmetic.compute == "dtype" else self.avoid
+        return replace(features, accepts=features.accepts - avoid) if avoid else features
 
     @property
     def failure(self) -> Failure | None:

@@ -48,6 +48,7 @@ def prove(case: TrainingCase, answer: Answer, used: dict[str, int]) -> None:
         raise NotExact(f"case, {compute}: {', '.join(unfit)} on no grid of few bits")
     if case.model.own is not None and case.model.own.names not in ("", "float32"):
         raise NotExact(f"case, {compute}: your model names {case.model.own.names} besides")
+    _shows_something(case, answer)
     model, scalar = models.wide(case), batched_step.loss_scalar(case)
     for k, step in enumerate(answer.steps):
         batched_step.load(model, step)
@@ -55,6 +56,13 @@ def prove(case: TrainingCase, answer: Answer, used: dict[str, int]) -> None:
         for rank, times in _micro_batches(case, k):
             certifier = _certifier(case, model, f"step {k}, rank {rank} in {compute}", used)
             _prove_micro_batch(case, step, model, certifier, times, weighs)
+
+
+def _shows_something(case: TrainingCase, answer: Answer) -> None:
+    """On whole numbers the probabilities of a loss may be those that are wanted, of every sample."""
+    used = [step.used[name] for step in answer.steps if step.samples for name in step.used if name != INSTRUMENT]
+    if case.model.own is not None and used and not any(map(torch.count_nonzero, used)):
+        raise NotExact(f"case, {case.arithmetic.compute}: every gradient of your model is 0, which shows nothing")
 
 
 def _certifier(case: TrainingCase, model: models.CaseModel, where: str, used: dict[str, int]) -> Certifier:

@@ -23,9 +23,9 @@ class Collected:
 
     def __init__(self, plan: Plan, engine: Engine, stack: ExitStack) -> None:
         seen = model_process.inspected(*plan.own[:3], plan.units, plan.optimizer) if plan.model else None
-        avoid = frozenset(plan.avoid) | (seen.left_out(plan.real) if seen else frozenset())
         self._plan, self._ledger = plan, Ledger(plan)
-        self._run = Run(engine, plan.adapters[0], avoid=avoid, own=seen.own if seen else None)
+        run = Run(engine, plan.adapters[0], avoid=frozenset(plan.avoid))
+        self._run = run.of(seen, plan.real) if seen else run
         loaded = provenance.Loaded((*plan.adapters, *plan.own))
         self._check = Check(plan, self._run, self._ledger.take, Confirming(stack, plan, engine), loaded)
 

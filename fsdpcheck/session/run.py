@@ -62,14 +62,14 @@ def run_session(plan: Plan, emit: Emit, pairs: Iterable[Pair] | None = None, eng
     loaded.add(*model_process.loaded())
     laws = of_engine(chosen_laws(plan.laws), plan.engine if engine is None else engine.name)
     laws = laws if seen is None else of_tier(laws, plan.real)
-    avoid = frozenset(plan.avoid) | (seen.left_out(plan.real) if seen else frozenset())
     plan = replace(plan, installs=tuple(faults.resolved(name) for name in plan.installs))
     with ExitStack() as stack:
         used = engine or _opened(stack, plan.engine, plan.budget)
         declared = _declared(plan.adapters, used, loaded)
         notes = (*(seen.notes if seen else ()), *_too_many_ranks(plan, declared))
         emit({**_plan_event(plan, laws, declared), "notes": notes, "sources": loaded.sources().to_data()})
-        run = Run(used, plan.adapters[0], plan.installs, avoid=avoid, own=seen.own if seen else None)
+        run = Run(used, plan.adapters[0], plan.installs, avoid=frozenset(plan.avoid))
+        run = run.of(seen, plan.real) if seen else run
         check = Check(plan, run, emit, Confirming(stack, plan, used), loaded)
         if pairs is None:
             _all(laws, declared, check, emit)
@@ -143,10 +143,10 @@ def replayed(
         used.declared(token.adapter)
         deadline = None if budget is None else time.monotonic() + budget
         own, real = user_model(token.case), "real" in token.case.requires()
-        avoid = frozenset[Trait]()
+        run = Run(used, token.adapter, token.installs, schedule=token.schedule)
         if own:
-            avoid = model_process.inspected(*own.references[:3], own.units, own.optimizer).left_out(real)
-        run = Run(used, token.adapter, token.installs, schedule=token.schedule, avoid=avoid, own=own)
+            seen = model_process.inspected(*own.references[:3], own.units, own.optimizer)
+            run = replace(run.of(seen, real), own=own)
         return check_case(known[token.law], run, token.case, deadline=deadline)
 
 

@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 
 from fsdpcheck import adapters
-from fsdpcheck.case import UserModelSpec
 from fsdpcheck.engines.simulated import SimulatedEngine
 from fsdpcheck.errors import AdapterError
 from fsdpcheck.findings.verdict import Verdict
@@ -16,6 +15,7 @@ from fsdpcheck.judging.check import check_law
 from fsdpcheck.judging.registry import chapters
 from fsdpcheck.judging.run import Run
 from fsdpcheck.workload.user_model import inspection
+from fsdpcheck.workload.user_model.inspection import Seen
 
 TOYS = Path(__file__).parent.parent / "toys"
 EXAMPLES = Path(__file__).parents[2] / "docs" / "examples"
@@ -25,14 +25,15 @@ SAID = "param-dtype=bfloat16,reduce-dtype=float32"
 
 
 @functools.cache
-def _own(model: str = MODEL) -> UserModelSpec:
-    return inspection.inspect(f"{model}:build", f"{model}:batch", "", None).own
+def _seen(model: str = MODEL) -> Seen:
+    return inspection.inspect(f"{model}:build", f"{model}:batch", "", None)
 
 
 def _judged(
     engine: SimulatedEngine, law: str, parts: str, most: int = 4, on_own_model: bool = True, model: str = MODEL
 ) -> Verdict:
-    run = Run(engine, f"{PARTS}:{parts}", own=_own(model) if on_own_model else None)
+    run = Run(engine, f"{PARTS}:{parts}")
+    run = run.of(_seen(model), False) if on_own_model else run
     return check_law(chapters()[law], run, world_sizes=(2, 4), most=most, shrink=False)
 
 
@@ -66,6 +67,7 @@ def test_what_is_said_and_done_holds(law: str, parts: str, engine: SimulatedEngi
         pytest.param("global-norm.update", "blocks_mixed", "small_llama", marks=pytest.mark.nightly),
         pytest.param("training.plain", "blocks_mixed", "small_gpt", marks=pytest.mark.nightly),
         pytest.param("training.plain", "blocks_mixed", "small_moe", marks=pytest.mark.nightly),
+        pytest.param("training.gradients", "blocks_mixed", "small_vit", marks=pytest.mark.nightly),
         pytest.param("training.gradients", "fsdp1", "small_llama", marks=pytest.mark.nightly),
         pytest.param("training.gradients", "ddp,averaging=before,step=step", "small_llama", marks=pytest.mark.nightly),
     ],
@@ -77,12 +79,29 @@ def test_a_transformer_in_a_policy_of_its_own_holds(law: str, parts: str, name: 
 
 
 @with_examples
+@pytest.mark.parametrize("name", ["small_gpt", "small_vit"])
+def test_of_one_that_names_no_dtype_cases_are_in_float32_all_the_same(name: str, engine: SimulatedEngine) -> None:
+    """Where the model computes in that, it has too few bits: a policy has grids of its own."""
+    seen = _seen(str(EXAMPLES / f"{name}.py"))
+    accepted = {
+        parts: Run(engine, f"{PARTS}:{parts}").of(seen, False).features.accepts
+        for parts in ("blocks_mixed", f"blocks_mixed,{SAID}")
+    }
+    assert ["float32" in accepts for accepts in accepted.values()] == [False, True]
+    assert not set(seen.own.traits) - accepted[f"blocks_mixed,{SAID}"]
+
+
+@with_examples
 @pytest.mark.parametrize(
-    ("parts", "said"),
-    [("blocks_summed_in_bfloat16", "bfloat16"), ("blocks_averaged_twice", "the gradient is not the single device's")],
+    ("parts", "said", "name"),
+    [
+        ("blocks_summed_in_bfloat16", "bfloat16", "small_llama"),
+        pytest.param("blocks_summed_in_bfloat16", "bfloat16", "small_vit", marks=pytest.mark.nightly),
+        ("blocks_averaged_twice", "the gradient is not the single device's", "small_llama"),
+    ],
 )
-def test_what_is_wrong_with_it_is_found_there(parts: str, said: str, engine: SimulatedEngine) -> None:
-    verdict = _of_an_example(engine, "training.gradients", parts)
+def test_what_is_wrong_with_it_is_found_there(parts: str, said: str, name: str, engine: SimulatedEngine) -> None:
+    verdict = _of_an_example(engine, "training.gradients", parts, name)
     assert verdict.status == "finding"
     assert verdict.finding is not None
     assert said in f"{verdict.finding.what}; {verdict.finding.cause}"

@@ -176,6 +176,17 @@ def test_results_must_fit_too_where_the_arithmetic_rounds_them() -> None:
         wide @ ones
 
 
+def test_convolutions_may_add_up_in_results() -> None:
+    """As columns of windows, or from sample to sample: a matrix product of the same numbers has its accumulator."""
+    wide, ones = torch.tensor([[[255.0, 2.0, -255.0]]]).double(), torch.ones(1, 1, 3).double()
+    with Certifier(BFLOAT16, "test"):
+        wide[0] @ ones[0].T
+    with Certifier(FLOAT32, "test"):
+        torch.conv1d(wide, ones)
+    with pytest.raises(NotExact, match="forward convolution: needs 10 bits; had 8"), Certifier(BFLOAT16, "test"):
+        torch.conv1d(wide, ones)
+
+
 @each(
     ("compute", "words"),
     [

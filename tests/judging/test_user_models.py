@@ -69,7 +69,7 @@ def test_laws_hold_on_models_that_name_a_dtype(engine: SimulatedEngine) -> None:
     """In float64 plain PyTorch raises on the second, as ranks would."""
     for build, law in (("autocast", "training.plain"), ("to_float32", "rounding.gradients")):
         seen = inspection.inspect(f"{TOYS}:{build}", f"{TOYS}:batch")
-        run = Run(engine, "fully_shard", own=seen.own, avoid=seen.left_out(law.startswith("rounding")))
+        run = Run(engine, "fully_shard").of(seen, law.startswith("rounding"))
         verdict = check_law(chapters()[law], run, world_sizes=(2,), most=2)
         assert (verdict.status, verdict.cases, verdict.reason) == ("holds", 2, "")
         assert verdict.census["float32"] == 2

@@ -6,9 +6,10 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch
 
 from fsdpcheck import oracle
-from fsdpcheck.case import ModelSpec, StepSpec, TrainingCase
+from fsdpcheck.case import Arithmetic, ModelSpec, StepSpec, TrainingCase
 from fsdpcheck.engines.base import Engine
 from fsdpcheck.errors import NotExact
 from fsdpcheck.findings import faults
@@ -36,8 +37,7 @@ def _judged(
     """The law on two cases of the example's model, on two ranks, with these faults planted."""
     file = EXAMPLES / f"{model}.py"
     seen = inspection.inspect(f"{file}:{build}", f"{file}:{batch}")
-    avoid = seen.left_out(law.startswith("rounding."))
-    run = Run(engine, adapter, tuple(map(faults.resolved, installs)), own=seen.own, avoid=avoid)
+    run = Run(engine, adapter, tuple(map(faults.resolved, installs))).of(seen, law.startswith("rounding."))
     return check_law(chapters()[law], run, world_sizes=(2,), most=2, shrink=False)
 
 
@@ -63,8 +63,8 @@ def test_gpt2_of_transformers_holds(adapter: str, law: str, tier: str, engine: E
 
 
 @pytest.mark.parametrize("adapter", [pytest.param("fully_shard", marks=pytest.mark.nightly), "reference"])
-@pytest.mark.parametrize("model", ["small_llama", "small_moe"])
-def test_norms_turns_and_experts_that_are_spelled_out_are_exact(model: str, adapter: str, engine: Engine) -> None:
+@pytest.mark.parametrize("model", ["small_llama", "small_moe", "small_vit"])
+def test_patches_norms_turns_and_experts_are_exact(model: str, adapter: str, engine: Engine) -> None:
     verdict = _judged(engine, model, adapter, "training.plain")
     assert (verdict.status, verdict.cases, verdict.reason) == ("holds", 2, "")
     assert verdict.census["tier exact"] == 2
@@ -95,6 +95,17 @@ def test_a_private_case_that_does_not_say_that_it_is_spelled_out_is_refused() ->
         certificate.prove(case, oracle.answer(case))
 
 
+def test_a_case_in_low_precision_without_any_gradient_shows_nothing() -> None:
+    file = EXAMPLES / "small_vit.py"
+    own = replace(inspection.inspect(f"{file}:build", f"{file}:batch").own, gauge=False)
+    numbers = Arithmetic("float32", inputs=1, weights=1, project=False, compute="bfloat16")
+    case = TrainingCase(ModelSpec((), own=own), step=StepSpec("cross_entropy"), arithmetic=numbers)
+    answer = oracle.answer(case)
+    none = [replace(step, used={k: torch.zeros_like(v) for k, v in step.used.items()}) for step in answer.steps]
+    with pytest.raises(NotExact, match="every gradient of your model is 0, which shows nothing"):
+        certificate.prove(case, replace(answer, steps=tuple(none)))
+
+
 @pytest.mark.parametrize("model", ["small_llama", pytest.param("small_moe", marks=pytest.mark.nightly)])
 def test_a_fault_is_found_on_them(model: str, engine: Engine) -> None:
     verdict = _judged(engine, model, "reference", "training.plain", "summed_not_averaged")
@@ -102,7 +113,7 @@ def test_a_fault_is_found_on_them(model: str, engine: Engine) -> None:
     assert verdict.census["tier exact"] >= 1
 
 
-@pytest.mark.parametrize("model", ["small_llama", "small_moe"])
+@pytest.mark.parametrize("model", ["small_llama", "small_moe", "small_vit"])
 def test_a_gradient_gets_to_every_parameter_of_them(model: str) -> None:
     """Of drawn weights, in a few cases together: else whatever is done to the parameter would hold."""
     file = EXAMPLES / f"{model}.py"

@@ -45,17 +45,22 @@ class Seen(NamedTuple):
     fails_on_none: str
     alone: alone.Stepped
 
-    def left_out(self, real: bool) -> frozenset[Trait]:
-        """Traits of cases that are not drawn on this model: what it cannot take, or what float32 has no bits for.
+    @property
+    def left_out(self) -> frozenset[Trait]:
+        """Traits of cases that are not drawn on this model, which cannot take them.
 
         Nor per-layer clipping, which would need an instrument inside each of its units.
         """
         found: set[Trait] = {"per-layer-clipping"}
-        if (not real and not self.own.names) or self.alone.fails_in_float32:
+        if self.alone.fails_in_float32:
             found.add("float32")
         if self.fails_on_none:
             found.add("empty-rank")
         return frozenset(found)
+
+    def too_wide(self, real: bool) -> frozenset[Trait]:
+        """Traits of cases for whose numbers there are no bits, where the model computes in the dtype that is drawn."""
+        return frozenset() if real or self.own.names else frozenset({"float32"})
 
     @property
     def notes(self) -> tuple[str, ...]:
