@@ -235,9 +235,9 @@ def test_units_that_cannot_be_are_refused(units: tuple[str, ...], said: str) -> 
 
 def test_a_model_that_raises_on_no_samples_is_given_none() -> None:
     seen = inspection.inspect(f"{TOYS}:not_on_none", f"{TOYS}:batch")
-    assert "empty-rank" in seen.left_out(real=True)
+    assert "empty-rank" in seen.left_out
     assert "left out" in "\n".join(seen.notes)
-    assert "empty-rank" not in inspection.inspect(f"{TOYS}:right", f"{TOYS}:batch").left_out(real=True)
+    assert "empty-rank" not in inspection.inspect(f"{TOYS}:right", f"{TOYS}:batch").left_out
 
 
 def test_dropout_in_eval_mode_is_taken_and_stays_off() -> None:
@@ -334,7 +334,7 @@ def test_what_the_exact_domain_cannot_express_is_named(build: str, said: str) ->
 def test_a_model_that_names_a_dtype_is_drawn_in_float32(build: str, names: str, where: str) -> None:
     seen = inspection.inspect(f"{TOYS}:{build}", f"{TOYS}:batch")
     assert (seen.own.names, seen.alone.where) == (names, where)
-    assert ("float32" in seen.left_out(real=False)) == (not names)
+    assert ("float32" in seen.too_wide(real=False)) == (not names)
     assert any("cases are drawn in float32" in note and where in note for note in seen.notes) == bool(names)
     assert any("or widened to float64" in note for note in seen.notes) == (names == "float32")
     case = user_model_cases.on_model(seen.own, False, TrainingCase(ModelSpec((LayerSpec(1),))))
