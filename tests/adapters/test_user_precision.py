@@ -68,7 +68,6 @@ def test_what_is_said_and_done_holds(law: str, parts: str, engine: SimulatedEngi
         pytest.param("training.plain", "blocks_mixed", "small_gpt", marks=pytest.mark.nightly),
         pytest.param("training.plain", "blocks_mixed", "small_moe", marks=pytest.mark.nightly),
         pytest.param("training.gradients", "blocks_mixed", "small_vit", marks=pytest.mark.nightly),
-        pytest.param("training.gradients", "fsdp1", "small_llama", marks=pytest.mark.nightly),
         pytest.param("training.gradients", "ddp,averaging=before,step=step", "small_llama", marks=pytest.mark.nightly),
     ],
 )

@@ -11,8 +11,6 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import (
     FSDPModule,
-    FullyShardedDataParallel,
-    MixedPrecision,
     MixedPrecisionPolicy,
     fully_shard,
 )
@@ -60,11 +58,6 @@ def reduced_in_float32(model: nn.Sequential, mesh: DeviceMesh) -> nn.Module:
 
 def reduced_in_bfloat16(model: nn.Sequential, mesh: DeviceMesh) -> nn.Module:
     return _sharded(model, mesh, MixedPrecisionPolicy(reduce_dtype=BF16))
-
-
-def fsdp1(model: nn.Sequential, mesh: DeviceMesh) -> nn.Module:
-    policy = MixedPrecision(param_dtype=BF16, reduce_dtype=torch.float32)
-    return FullyShardedDataParallel(model, mixed_precision=policy, use_orig_params=True, device_id=torch.device("cpu"))
 
 
 def ddp(model: nn.Sequential, mesh: DeviceMesh) -> nn.Module:
