@@ -173,7 +173,9 @@ def _import_error(error: BaseException, ref: str, dotted: str, kind: Kind) -> Us
         what = f"needs {missing!r}, which is not installed"
         if package in kind.extras:
             return MissingDependency(f"{kind.word} {ref!r} {what}: pip install 'fsdpcheck[{kind.extras[package]}]'")
-        meant = spelling.hint(package, {*sys.stdlib_module_names, *metadata.packages_distributions()})
+        installed = metadata.packages_distributions()
+        own = _importing(error) not in installed  # what is installed misspells no import
+        meant = spelling.hint(package, {*sys.stdlib_module_names, *installed}) if own else ""
         then = f".{meant}" if meant else f"; if that is a package: pip install {package}"
         return MissingDependency(f"{kind.word} {ref!r} {what}{then}{_place(error)}")
     if missing:
@@ -181,6 +183,13 @@ def _import_error(error: BaseException, ref: str, dotted: str, kind: Kind) -> Us
         return kind.error(f"{kind.word} {ref!r}: no module {missing!r} on the import path (working folder: {here})")
     what = f"{excerpt.kind(error)}: {excerpt.said(error)}"
     return kind.error(f"{kind.word} {ref!r} cannot be imported: {what}{_place(error)}")
+
+
+def _importing(error: BaseException) -> str:
+    """The package, or the module, that has the import that failed."""
+    frames = [frame.f_globals.get("__name__", "") for frame, _ in traceback.walk_tb(error.__traceback__)]
+    own = [name for name in frames if name.partition(".")[0] != "importlib"]
+    return str(own[-1]).partition(".")[0] if own else ""
 
 
 def _place(error: BaseException) -> str:

@@ -192,6 +192,18 @@ def test_a_missing_package_is_told_from_a_missing_module(tmp_path: Path) -> None
         adapters.load(f"{path}:x")
 
 
+def test_what_an_installed_package_lacks_is_no_slip_of_the_pen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, source in {"of_somebody.py": "import numpyy\n", "needs.py": "import of_somebody\n"}.items():
+        (tmp_path / name).write_text(source)
+    known = tmp_path / "of_somebody-1.0.dist-info"
+    known.mkdir()
+    (known / "METADATA").write_text("Metadata-Version: 2.1\nName: of-somebody\nVersion: 1.0\n")
+    (known / "top_level.txt").write_text("of_somebody\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(MissingDependency, match=r"needs 'numpyy', .*; if that is a package: pip install numpyy"):
+        adapters.load(f"{tmp_path / 'needs.py'}:x")
+
+
 def test_a_missing_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "opacus", None)
     monkeypatch.delitem(sys.modules, "fsdpcheck.adapters.builtin.opacus", raising=False)
