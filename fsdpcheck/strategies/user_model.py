@@ -8,7 +8,7 @@ from dataclasses import replace
 from hypothesis.strategies import SearchStrategy
 
 from fsdpcheck.adapters.contract import Features
-from fsdpcheck.case import Case, ModelSpec, OptimizerSpec, TrainingCase, Trait, UserModelSpec
+from fsdpcheck.case import Case, ModelSpec, OptimizerSpec, StepSpec, TrainingCase, Trait, UserModelSpec
 from fsdpcheck.case.traits import ON_GRIDS
 from fsdpcheck.strategies import enumeration
 
@@ -43,6 +43,17 @@ def _drawn(
     return drawn.map(lambda case: on_model(own, classes, case) if isinstance(case, TrainingCase) else case)
 
 
+def _with_steps_that_move(step: StepSpec) -> StepSpec:
+    """Of Adam between steps the rate 1/2, in few bits: what is 1 and goes down is projected to 0, and no other moves.
+
+    At smaller rates none does, and a model that computes for ever with copies that were cast once would be right; at
+    larger ones, as with SGD, so many do that hardly a second step fits the bits.
+    """
+    if step.steps == 1 or step.optimizer.kind not in ("adam", "adamw"):
+        return step
+    return replace(step, optimizer=replace(step.optimizer, lr_exponent=1, schedule="constant"))
+
+
 def on_model(own: UserModelSpec, classes: bool, case: TrainingCase) -> TrainingCase:
     """``case`` on the user's model. Weights on a grid are the smallest: a deep model needs the bits.
 
@@ -62,4 +73,6 @@ def on_model(own: UserModelSpec, classes: bool, case: TrainingCase) -> TrainingC
     widened = own.widened and arithmetic.numbers == "grid" and arithmetic.dtype == "float64"
     if arithmetic.compute != "dtype" or (own.names and not widened):
         arithmetic = replace(arithmetic, dtype="float32", inputs=1)
+    if arithmetic.compute != "dtype":
+        step = _with_steps_that_move(step)
     return replace(case, model=ModelSpec((), own=own), step=step, arithmetic=arithmetic)

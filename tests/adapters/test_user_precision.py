@@ -37,8 +37,8 @@ def _judged(
     return check_law(chapters()[law], run, world_sizes=(2, 4), most=most, shrink=False)
 
 
-def _of_an_example(engine: SimulatedEngine, law: str, parts: str, name: str = "small_llama") -> Verdict:
-    return _judged(engine, law, f"{parts},{SAID}", model=str(EXAMPLES / f"{name}.py"))
+def _of_an_example(engine: SimulatedEngine, law: str, parts: str, name: str, most: int = 4) -> Verdict:
+    return _judged(engine, law, f"{parts},{SAID}", most, model=str(EXAMPLES / f"{name}.py"))
 
 
 @pytest.mark.parametrize("law", ["training.plain", "training.gradients", "global-norm.update"])
@@ -97,10 +97,11 @@ def test_of_one_that_names_no_dtype_cases_are_in_float32_all_the_same(name: str,
         ("blocks_summed_in_bfloat16", "bfloat16", "small_llama"),
         pytest.param("blocks_summed_in_bfloat16", "bfloat16", "small_vit", marks=pytest.mark.nightly),
         ("blocks_averaged_twice", "the gradient is not the single device's", "small_llama"),
+        pytest.param("blocks_stale", "the gradient is not the", "small_llama", marks=pytest.mark.nightly),
     ],
 )
 def test_what_is_wrong_with_it_is_found_there(parts: str, said: str, name: str, engine: SimulatedEngine) -> None:
-    verdict = _of_an_example(engine, "training.gradients", parts, name)
+    verdict = _of_an_example(engine, "training.gradients", parts, name, most=12)
     assert verdict.status == "finding"
     assert verdict.finding is not None
     assert said in f"{verdict.finding.what}; {verdict.finding.cause}"

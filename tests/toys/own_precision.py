@@ -180,6 +180,23 @@ def blocks_mixed(model: Any, mesh: DeviceMesh) -> nn.Module:
     return made
 
 
+def blocks_stale(model: Any, mesh: DeviceMesh) -> nn.Module:
+    """Computes for ever with the copies of its parameters that were cast for the first forward."""
+    made = blocks_mixed(model, mesh)
+    for module in made.modules():
+        if module._parameters:
+            module.register_forward_pre_hook(_with_the_first_copies)
+    return made
+
+
+def _with_the_first_copies(module: nn.Module, inputs: Any) -> None:
+    if not hasattr(module, "first"):
+        module.first = {name: value.detach().clone() for name, value in module._parameters.items() if value is not None}  # type: ignore[assignment]
+    with torch.no_grad():
+        for name, value in module.first.items():  # type: ignore[operator,union-attr]
+            module._parameters[name].copy_(value)  # type: ignore[union-attr]
+
+
 def blocks_summed_in_bfloat16(model: Any, mesh: DeviceMesh) -> nn.Module:
     """Keeps gradients in bfloat16."""
     made = blocks_mixed(model, mesh)
