@@ -5,6 +5,7 @@ from __future__ import annotations
 import warnings
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -15,6 +16,7 @@ from fsdpcheck.case import (
     BatchLayout,
     LayerSpec,
     ModelSpec,
+    OptimizerSpec,
     StepSpec,
     TrainingCase,
     UserModelSpec,
@@ -416,3 +418,19 @@ def test_a_trait_that_an_adapter_does_not_accept_is_no_promise() -> None:
     assert user_model_cases.not_accepted(law.draw, features, (1,), _own(), False) == ""
     said = user_model_cases.not_accepted(law.draw, features, (1,), _own("own_layer"), False)
     assert said == "the adapter does not accept own-layers, which the model demands"
+
+
+@pytest.mark.parametrize(
+    ("kind", "drawn", "compute", "rate"),
+    [("adam", 5, "bfloat16", 1), ("adamw", 3, "bfloat16", 1), ("sgd", 3, "bfloat16", 3), ("adam", 5, "dtype", 5)],
+)
+def test_in_few_bits_adam_moves_parameters_between_steps(kind: Any, drawn: int, compute: Any, rate: int) -> None:
+    """At 1/2 what is 1 becomes 0 where it goes down; at a smaller rate no projected parameter moves."""
+    own = inspection.inspect(f"{TOYS}:right", f"{TOYS}:batch").own
+    step = StepSpec(steps=2, optimizer=OptimizerSpec(kind, drawn, schedule="halving"))
+    case = TrainingCase(ModelSpec((LayerSpec(1),)), step=step, arithmetic=Arithmetic("float32", compute=compute))
+    moved, alone = (
+        user_model_cases.on_model(own, False, replace(case, step=replace(step, steps=steps))).step.optimizer
+        for steps in (2, 1)
+    )
+    assert (moved.lr_exponent, alone.lr_exponent) == (rate, drawn)
