@@ -15,11 +15,13 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from fsdpcheck.compat.torch_private import without_modes
 from fsdpcheck.errors import NotExact
 from fsdpcheck.exact import off_grid, surrogate_rules
 from fsdpcheck.exact.grid import bits, grid_exponent
 from fsdpcheck.exact.off_grid import OffGrid
 from fsdpcheck.exact.operators import COMPLEX, LOGICAL, MOVES, RULES, Bound, Inexact, Operand
+from fsdpcheck.exact.surrogates import spelled_out
 from fsdpcheck.exact.wider import Casts, Wider
 
 _ = surrogate_rules  # registers its rules
@@ -97,7 +99,19 @@ class Certifier(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def casts_back(self) -> AbstractContextManager[object]:
         """Around a forward, in which a model may cast back what it computes in the wider dtype."""
-        return nullcontext() if self._wider is None else Casts(self._wider, self._off.round)
+        return nullcontext() if self._wider is None else Casts(self._wider, self._cast_back)
+
+    def _cast_back(self, tensor: Tensor) -> None:
+        """On ranks it is a copy in few bits. Raises NotExact for what such a copy is not, or has no bits for."""
+        if spelled_out.is_marked(tensor):
+            raise NotExact(
+                f"{self.where}, {self.stage}: a root or a total is cast back before it is used, and is none on ranks; "
+                "next: multiply or divide by it first, and cast then"
+            )
+        self._off.round(tensor)
+        if self._off.found([tensor]) is None:
+            with without_modes():
+                self._spend("cast back", self._operand(tensor), self.precision.result)
 
     def is_in_wider(self, tensors: Iterable[Tensor]) -> None:
         """These are of the wider dtype, as buffers are."""

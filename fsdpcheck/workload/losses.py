@@ -73,7 +73,7 @@ class OwnLoss(PerSampleLoss):
     """The same of a user's own loss: outputs [b, F + R] and targets [b, F' + R], both flattened, go to it as it knows
     them; integer targets as integers.
 
-    ``spread``: whether samples with an odd first target weigh 2**8 times the others, where targets are integers. In a
+    ``spread``: whether samples whose targets have an odd sum weigh 2**8 times the others, where they are integers. In a
     few bits each sample's gradient is exact, and the sum of two such ones takes more, so that rounding it shows.
     """
 
@@ -94,6 +94,6 @@ class OwnLoss(PerSampleLoss):
             losses_B: Tensor = user_model.loss(self.own.loss)(outputs, targets if dtype is None else targets.to(dtype))
         if not self.spread or dtype is None:
             return losses_B
-        odd_B = t_BF[:, 0].long() & 1
+        odd_B = t_BF.long().sum(1) & 1
         weights_B: Tensor = (1 + odd_B * (2**_APART - 1)).to(losses_B.dtype)
         return losses_B * weights_B

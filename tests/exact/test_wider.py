@@ -120,3 +120,24 @@ def test_sums_on_a_grid_may_have_as_many_bits_as_the_wider_dtype() -> None:
     certified(lambda x: (x.float() * 257) @ x.float().T)
     with pytest.raises(NotExact, match="result of mul: needs 10 bits; had 8"):
         certified(lambda x: (x * 257) @ x.T)
+
+
+def test_what_is_cast_back_fits_few_bits_on_a_grid_too() -> None:
+    """Whatever takes it then: a softmax reads a value and not its bits."""
+    certified(lambda x: (x.float() * 256).to(x.dtype).softmax(-1))
+    with pytest.raises(NotExact, match="forward cast back: needs 10 bits; had 8"):
+        certified(lambda x: (x.float() * 256 + 1).to(x.dtype).softmax(-1))
+
+
+@each("mark", [spelled_out.SQUARES, spelled_out.TOTAL])
+def test_a_root_or_a_total_that_is_cast_back_is_refused(mark: str) -> None:
+    """Marks of a tensor stay where a cast changes nothing; on ranks it is another tensor, without them."""
+
+    def cast(x: Tensor) -> Tensor:
+        total = x.float().sum(-1, keepdim=True)
+        setattr(total, mark, True)
+        total.float()  # no copy on ranks either
+        return total.to(x.dtype)
+
+    with pytest.raises(NotExact, match="a root or a total is cast back before it is used"):
+        certified(cast)

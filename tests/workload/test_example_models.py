@@ -18,6 +18,7 @@ from fsdpcheck.judging.check import check_law
 from fsdpcheck.judging.registry import chapters
 from fsdpcheck.judging.run import Run
 from fsdpcheck.oracle import certificate
+from fsdpcheck.workload.losses import OwnLoss
 from fsdpcheck.workload.user_model import inspection
 
 EXAMPLES = Path(__file__).parents[2] / "docs" / "examples"
@@ -93,6 +94,17 @@ def test_a_private_case_that_does_not_say_that_it_is_spelled_out_is_refused() ->
     case = TrainingCase(ModelSpec((), own=less), step=StepSpec("cross_entropy", clipping="unclipped"))
     with pytest.raises(NotExact, match="per-sample gradients of layers that spell out cosine, inverse_root"):
         certificate.prove(case, oracle.answer(case))
+
+
+def test_in_low_precision_samples_weigh_differently_whatever_their_first_target_is() -> None:
+    """That may be a token that begins every text, or one of a prompt, which no loss counts."""
+    file = EXAMPLES / "small_llama.py"
+    own = inspection.inspect(f"{file}:build", f"{file}:batch").own
+    outputs, targets = torch.zeros(2, own.features), torch.zeros(2, own.targets)
+    targets[1, -1] = 1  # of outputs that are all alike every target has the same loss
+    even, odd = OwnLoss(own, spread=True)(outputs, targets).tolist()
+    assert odd == 2**8 * even > 0
+    assert len(set(OwnLoss(own)(outputs, targets).tolist())) == 1
 
 
 def test_a_case_in_low_precision_without_any_gradient_shows_nothing() -> None:

@@ -29,6 +29,16 @@ ROOTS: Final = (-8, 8)
 INVERSES: Final = (-1, 1)
 """Least and greatest exponent of what gradients of shares are multiplied by."""
 
+SQUARES: Final = "_fsdpcheck_squares"
+"""Attribute of a root: (what it is the root of, whether it is the inverse)."""
+TOTAL: Final = "_fsdpcheck_total"
+"""Attribute of a sum that keeps its dims: what may be divided by it are shares."""
+
+
+def is_marked(tensor: Tensor) -> bool:
+    """Whether a product or a quotient with it is a surrogate; with a copy of it, that a cast makes, it is not."""
+    return hasattr(tensor, SQUARES) or hasattr(tensor, TOTAL)
+
 
 def _operator(name: str) -> Callable[[Callable[..., Tensor]], Any]:
     return dispatcher.custom_op(f"fsdpcheck::{name}", mutates_args=())

@@ -21,15 +21,12 @@ from torch.overrides import TorchFunctionMode
 from fsdpcheck.case import UserModelSpec
 from fsdpcheck.exact.surrogates import spelled_out
 from fsdpcheck.exact.surrogates.grids import FINE, Grid
+from fsdpcheck.exact.surrogates.spelled_out import SQUARES, TOTAL
 from fsdpcheck.workload.user_model import loading as user_model
 from fsdpcheck.workload.user_model.dtype_widening import widened
 
 _ATTACHED = "_fsdpcheck_attached"
 """Attribute of a module: what ``_enter`` needs of it; and of a class's ``forward`` that looks for it."""
-_SQUARES = "_fsdpcheck_squares"
-"""Attribute of a root: (what it is the root of, whether it is the inverse)."""
-_TOTAL = "_fsdpcheck_total"
-"""Attribute of a sum that keeps its dims: what may be divided by it are shares."""
 _NOTHING: Final = 1e-5
 """What is added to a total, or is its least value, to keep a quotient finite: no more is taken for nothing."""
 
@@ -151,7 +148,7 @@ def _inverse_root(x: Tensor) -> Tensor:
 
 
 def _marked(root: Tensor, squares: Tensor, inverse: bool) -> Tensor:
-    setattr(root, _SQUARES, (squares.detach(), inverse))
+    setattr(root, SQUARES, (squares.detach(), inverse))
     return root
 
 
@@ -166,11 +163,11 @@ def _product(x: Any, y: Any, **named: Any) -> Tensor | None:
     """A normalisation, where one is an inverse root; of complex numbers, where one is."""
     if isinstance(x, Tensor) and isinstance(y, Tensor) and (x.is_complex() or y.is_complex()) and not named:
         return spelled_out.product_of_complex(x, y)
-    return _normalised(x, y, True, named) if hasattr(y, _SQUARES) else _normalised(y, x, True, named)
+    return _normalised(x, y, True, named) if hasattr(y, SQUARES) else _normalised(y, x, True, named)
 
 
 def _quotient(x: Any, y: Any, **named: Any) -> Tensor | None:
-    return _shares(x, y, named) if hasattr(y, _TOTAL) else _normalised(x, y, False, named)
+    return _shares(x, y, named) if hasattr(y, TOTAL) else _normalised(x, y, False, named)
 
 
 def _quotient_in_place(x: Any, y: Any, **named: Any) -> Tensor | None:
@@ -184,19 +181,19 @@ def _total(x: Any, *dims: Any, **named: Any) -> Tensor | None:
     if not kept or not isinstance(x, Tensor) or not x.is_floating_point() or "out" in named:
         return None
     total = torch.sum(x, *dims, **named)
-    setattr(total, _TOTAL, True)
+    setattr(total, TOTAL, True)
     return total
 
 
 def _hardly_more(x: Any, least: Any = None, **named: Any) -> Tensor | None:
     """A total itself, to which next to nothing is added, or below which it may not fall, so that none divides by 0."""
     least = named.pop("min", least)
-    same = hasattr(x, _TOTAL) and not named and isinstance(least, float) and abs(least) <= _NOTHING
+    same = hasattr(x, TOTAL) and not named and isinstance(least, float) and abs(least) <= _NOTHING
     return cast(Tensor, x) if same else None
 
 
 def _shares(x: Any, total: Any, named: dict[str, Any]) -> Tensor | None:
-    if not hasattr(total, _TOTAL) or named or not _along(x, total):
+    if not hasattr(total, TOTAL) or named or not _along(x, total):
         return None
     return cast(Tensor, spelled_out.share(x, total))
 
@@ -208,7 +205,7 @@ def _along(x: Any, other: Tensor) -> bool:
 
 
 def _normalised(x: Any, root: Any, inverse: bool, named: dict[str, Any]) -> Tensor | None:
-    squares, is_inverse = getattr(root, _SQUARES, (None, not inverse))
+    squares, is_inverse = getattr(root, SQUARES, (None, not inverse))
     if squares is None or named or is_inverse != inverse or not _along(x, squares):
         return None
     return cast(Tensor, spelled_out.over_root(x, squares))
