@@ -6,6 +6,7 @@ without a rule, a value off every grid, or a sum that takes too many bits raises
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
@@ -44,6 +45,8 @@ BFLOAT16 = Precision(24, 8, 8)
 """bfloat16 in and out, sums in float32."""
 PRECISIONS = {"float64": FLOAT64, "float32": FLOAT32, "tf32": TF32, "bfloat16": BFLOAT16}
 
+LOWEST = -(2.0**127)
+"""No score comes near it, and torch.finfo(dtype).min is below, in float64 as in a bfloat16: models mask with that."""
 _CONVOLUTIONS = ("convolution", "convolution_backward")
 """Of which not every kernel sums in the accumulator: columns of windows, and batches, may be added up in results."""
 _PRODUCTS = ("mm", "bmm", "addmm", "baddbmm", "mv", "dot", *_CONVOLUTIONS)
@@ -59,7 +62,8 @@ class Certifier(TorchDispatchMode):  # type: ignore[no-untyped-call]
     ``stage`` names what is computed, for messages. With ``paths``, bounds of backward add up the absolute values of all
     paths from the losses, instead of starting anew from the value at each operator. With ``roundable``, values of the
     forward may leave every grid if nothing is made of them but surrogates that round them to one (exact/off_grid.py).
-    ``in_wider``: the precision of what a model computes in a wider dtype that it names (exact/wider.py).
+    And -inf, which attention masks with and which stands for nothing, may be ``LOWEST`` there. ``in_wider``: the
+    precision of what a model computes in a wider dtype that it names (exact/wider.py).
     """
 
     precision: Precision
@@ -75,8 +79,10 @@ class Certifier(TorchDispatchMode):  # type: ignore[no-untyped-call]
         super().__init__()  # type: ignore[no-untyped-call]
         self._bounds: dict[int, Bound] = {}
         self._alive: list[Tensor] = []
+        self._masks = LOWEST if self.roundable else -math.inf
         self._wider = Wider() if self.in_wider is not None else None
-        self._off = OffGrid(_least(self.precision), self._wider, _least(self.in_wider or self.precision))
+        narrow, wide = map(_least, (self.precision, self.in_wider or self.precision))
+        self._off = OffGrid(narrow, self._wider, wide, self._masks)
 
     def __hash__(self) -> int:
         return id(self)
@@ -189,6 +195,7 @@ class Certifier(TorchDispatchMode):  # type: ignore[no-untyped-call]
         try:
             operand = self._traced if self.paths or name in _ADDITIONS else self._operand
             operand = self._off_operand if name in off_grid.AWARE else operand
+            operand = self._factor if name in _PRODUCTS else operand
             operands = _mapped(operand, args)
             if name in _PRODUCTS:
                 self._factors(name, operands)
@@ -198,13 +205,19 @@ class Certifier(TorchDispatchMode):  # type: ignore[no-untyped-call]
             raise
 
     def _operand(self, value: Any) -> Any:
-        """A floating-point tensor as Operand. -inf is what attention masks with, and stands for nothing."""
+        """A floating-point tensor as Operand."""
         if not isinstance(value, Tensor) or not value.is_floating_point():
             return value
         finite = value.detach()
-        if value.dim() and bool((value == -torch.inf).any()):
-            finite = finite.masked_fill(value == -torch.inf, 0.0)
+        if value.dim() and bool((finite <= self._masks).any()):
+            finite = finite.masked_fill(finite <= self._masks, 0.0)
         return Operand(finite.abs(), grid_exponent(finite), value, self.precision.accumulator)
+
+    def _factor(self, value: Any) -> Any:
+        """The same, of a product of matrices, whose sums depend on the order where a number is as large as a mask."""
+        if self.roundable and isinstance(value, Tensor) and value.is_floating_point() and (value <= LOWEST).any():
+            raise Inexact("multiplies what masks")
+        return self._operand(value)
 
     def _off_operand(self, value: Any) -> Any:
         """The same, with how far its value may be off."""

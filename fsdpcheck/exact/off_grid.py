@@ -40,11 +40,13 @@ AWARE: Final = frozenset({"inverse_root", "root", "over_root", "cosine", "sine"}
 class OffGrid:
     """The tensors with such values: for each its relative error, and what took it off the grid.
 
-    ``bits``: of sums. ``wider``: the tensors of a dtype with ``bits_of_wider``, if there is one.
+    ``bits``: of sums. ``wider``: the tensors of a dtype with ``bits_of_wider``, if there is one. What is not above
+    ``masks`` stands for nothing.
     """
 
-    def __init__(self, bits: int, wider: Wider | None = None, bits_of_wider: int = 0) -> None:
+    def __init__(self, bits: int, wider: Wider | None = None, bits_of_wider: int = 0, masks: float = -math.inf) -> None:
         self.unit, self._wider, self._unit_of_wider = 2.0**-bits, wider, 2.0**-bits_of_wider
+        self._masks = masks
         self._known: dict[int, tuple[float, str]] = {}
         self._alive: list[Tensor] = []
 
@@ -65,7 +67,9 @@ class OffGrid:
             return 0.0
         unit = self._unit_of_wider if self._wider is not None and self._wider.holds(value) else self.unit
         known = self.found([value])
-        return known[0] if known is not None else (0.0 if _fits(value, unit) else unit)
+        if known is not None:
+            return known[0]
+        return 0.0 if _fits(value.masked_fill(value <= self._masks, 0.0), unit) else unit
 
     def cast(self, operand: Tensor, result: Tensor) -> None:
         """What a cast to the wider dtype gives of a tensor that few bits do not hold was rounded to them before."""

@@ -114,3 +114,29 @@ def test_views_of_it_are_such_values_and_copies_of_others_are_not() -> None:
     with pytest.raises(NotExact):
         certifier.on_grid(found)
     certifier.on_grid(X)
+
+
+@pytest.mark.parametrize("lowest", [torch.finfo(torch.float64).min, torch.finfo(torch.bfloat16).min, -torch.inf])
+def test_what_masks_scores_stands_for_nothing_in_a_users_model(lowest: float) -> None:
+    """The lowest number as well as -inf, added or filled in; and other numbers are as they were."""
+    later = torch.ones(3, 3, dtype=torch.bool).triu(1)
+    added = torch.full((3, 3), lowest, dtype=torch.float64).triu(1)
+    for mask in (lambda x: x.masked_fill(later, lowest), lambda x: x + added):
+        with surrogates.installed():
+            masked, certifier = tracked(lambda x: torch.softmax(mask(x), -1), X[:3, :3])
+        assert not masked[later].any()
+        assert masked[~later].any()
+        assert certifier.used["forward _softmax"] < 24
+
+
+def test_it_stands_for_itself_in_a_product_and_in_a_model_of_fsdpchecks() -> None:
+    lowest = torch.full((2, 2), torch.finfo(torch.float64).min, dtype=torch.float64)
+    with pytest.raises(NotExact, match="multiplies what masks"):
+        tracked(lambda x: lowest @ x, X[:2, :2])
+    with pytest.raises(NotExact, match="needs 1024 bits; had 24"), Certifier(FLOAT32, "test"):
+        lowest + X[:2, :2]
+
+
+def test_corners_and_the_identity_are_on_the_grid() -> None:
+    found, _ = tracked(lambda x: torch.eye(3, 4, dtype=torch.float64) + x.tril() - x.triu(), X[:3, :4])
+    assert torch.equal(found, torch.eye(3, 4).double() + X[:3, :4].tril() - X[:3, :4].triu())
