@@ -90,6 +90,8 @@ class ArithmeticRule:
     alone is given no others.
     ``compute``: what the model computes in, in every training, where that is not ``dtype``: with "bfloat16" all laws
     draw cases that are exact in it, with parameters and reductions in float32, and those of real numbers are not asked.
+    ``autocast``: it does so by torch.autocast, under which a matrix product has few bits also where a user's model asks
+    for more by name.
     ``unused``: the gradient of a parameter that no sample of a step depends on, on any rank. "none": None, as on a
     single device, so that the optimizer leaves the parameter alone: no weight decay, no momentum. "zero": zeros, for
     which the optimizer updates it. "zero-in-used-unit": zeros if its sharding unit has another trained parameter that
@@ -101,6 +103,7 @@ class ArithmeticRule:
     dtypes: tuple[Dtype, ...] = ("float64", "float32")
     compute: Compute = "dtype"
     unused: Unused = "none"
+    autocast: bool = False
 
 
 @dataclass(frozen=True)

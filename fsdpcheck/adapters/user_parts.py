@@ -58,7 +58,7 @@ _KNOWN: Final = {
     "averaging": ("after", "before", "none"),
     "load-at": ("any", "same"),
     "keeps": ("", "shards", "units"),
-    "param-dtype": ("", "float32", "bfloat16"),
+    "param-dtype": ("", "float32", "bfloat16", "autocast"),
     "reduce-dtype": ("", "float32"),
 }
 """What may be said of how the functions compute and load; the first unless something is."""
@@ -173,6 +173,8 @@ def _arithmetic(name: str, words: Mapping[str, str]) -> ArithmeticRule:
     """What is said of dtypes. Raises AdapterError for a model in bfloat16 whose gradients are reduced in it too."""
     averaging = cast(Any, words.get("averaging", "after"))
     computes, reduces = words.get("param-dtype", ""), words.get("reduce-dtype", "")
+    if computes == "autocast":
+        return ArithmeticRule(averaging, dtypes=("float32",), compute="bfloat16", autocast=True)
     if computes != "bfloat16":
         return ArithmeticRule(averaging, dtypes=("float32",)) if computes or reduces else ArithmeticRule(averaging)
     if not reduces:
@@ -222,7 +224,7 @@ class UserParts:
         """A user's own model is made parallel as the user knows it, without what the harness puts beside it."""
         is_private = "private" in self._functions
         given = self._given(model)
-        before, dtypes = _looks(given), Dtypes(self.name, given, setup.compute_dtype)
+        before, dtypes = _looks(given), Dtypes(self.name, given, setup.compute_dtype, self.features.arithmetic.autocast)
         shapes = {key: value.shape for key, value in model.named_parameters()}
         mesh = mesh_of(setup, *(("dp_shard",) if self._has_data_axis else ()))
         made = self._functions["parallelize"](given, mesh)

@@ -79,7 +79,7 @@ def add(parser: argparse.ArgumentParser) -> None:
         "--param-dtype",
         default="",
         metavar="DTYPE",
-        help="what the model computes in: float32, bfloat16 (default: any)",
+        help="what the model computes in: float32, bfloat16, autocast (default: any)",
     )
     parts.add_argument(
         "--reduce-dtype", default="", metavar="DTYPE", help="what gradients are reduced in: float32 (default: any)"

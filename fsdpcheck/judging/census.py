@@ -4,8 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+import torch
+
 from fsdpcheck.case import Case, TrainingCase
 from fsdpcheck.errors import NotExact
+from fsdpcheck.exact.certifier import BFLOAT16
+from fsdpcheck.exact.grid import significand_bits
 from fsdpcheck.judging import coverage
 from fsdpcheck.judging.model_process import called
 from fsdpcheck.judging.run import Run
@@ -40,9 +44,24 @@ def _computed(answer: Answer) -> Iterator[str]:
         yield coverage.UNCLIPPED
     if any(g.any() for step in answer.steps for name, g in step.released.items() if not is_instrument(name)):
         yield coverage.GRADIENT
+    if answer.case.arithmetic.compute == "bfloat16":
+        yield from _in_few_bits(answer)
     bound = answer.case.step.max_grad_norm
     if bound is not None and any(step.grad_norm > bound for step in answer.steps):
         yield coverage.CLIPPED_NORM
+
+
+def _in_few_bits(answer: Answer) -> Iterator[str]:
+    first = answer.steps[0].before
+    if any(
+        significand_bits(gradient) > BFLOAT16.result
+        for step in answer.steps
+        for name, gradient in step.released.items()
+        if not is_instrument(name)
+    ):
+        yield coverage.MANY_BITS
+    if any(not torch.equal(step.before[name], first[name]) for step in answer.steps for name in first):
+        yield coverage.OTHER_START
 
 
 def _shown(run: Run) -> Iterator[str]:

@@ -201,10 +201,12 @@ def _avoided(law: Law, run: Run) -> str:
 
 
 def _limits(run: Run, world_sizes: tuple[int, ...]) -> coverage.Limits:
-    accepts, all_accepted = run.features.accepts, run.declared.features.accepts
-    own = run.own
-    avoided, own_optimizer = all_accepted - accepts, own is not None and bool(own.optimizer)
-    return coverage.Limits(accepts, world_sizes, avoided, own is not None, run.features.axes, own_optimizer)
+    features, own = run.features, run.own
+    avoided, own_optimizer = run.declared.features.accepts - features.accepts, own is not None and bool(own.optimizer)
+    few = own is not None and features.arithmetic.compute == "bfloat16"
+    return coverage.Limits(
+        features.accepts, world_sizes, avoided, own is not None, features.axes, own_optimizer, few_bits=few
+    )
 
 
 def _not_of_own_models(law: Law, run: Run, world_sizes: tuple[int, ...]) -> str:

@@ -28,7 +28,8 @@ class Label:
     ``no_prime``: not on a prime number of them; ``axes``: the mesh must be able to have one
     of them. ``of_model``: a user's own model has it or has not. ``computed``: only
     a run, or the answer, tells whether a case has it; ``facts`` tell all others. ``sought``: such a case is looked for
-    and not demanded, because what an adapter accepts may leave none that can be proved.
+    and not demanded, because what an adapter accepts may leave none that can be proved. ``within``: another label that
+    all such cases have, which is one that a case tells by itself.
     """
 
     words: str
@@ -39,6 +40,7 @@ class Label:
     no_prime: bool = False
     axes: frozenset[Axis] = frozenset()
     sought: bool = False
+    within: str = ""
 
     def can_be_on(self, ranks: int) -> bool:
         """Whether any case on ``ranks`` ranks can have it."""
@@ -57,12 +59,17 @@ CLIPPED: Final = "clipped sample"
 UNCLIPPED: Final = "unclipped sample"
 CLIPPED_NORM: Final = "clipped by the global norm"
 GRADIENT: Final = "non-zero gradient"
+MANY_BITS: Final = "gradient of more than 8 bits"
+OTHER_START: Final = "later step from other parameters"
 
 _OF_DATA: Final[frozenset[Axis]] = frozenset(axis for axis, row in AXES.items() if not row.same)
 _OF_OPTIMIZERS: Final = frozenset(
-    {LINEAR, "momentum", "weight-decay", "adam", "adamw", "matrix-optimizer", "schedule", "resume"}
+    {LINEAR, OTHER_START, "momentum", "weight-decay", "adam", "adamw", "matrix-optimizer", "schedule", "resume"}
 )
-"""Labels of the optimizers that are drawn."""
+"""Labels of the optimizers that are drawn; at the rate of a user's own hardly any parameter may come to move."""
+_OF_FEW_BITS: Final = {GRADIENT: MANY_BITS, SEVERAL_STEPS: OTHER_START}
+"""Label -> what cases must have besides where a user's model computes in bfloat16: without it what keeps gradients in
+its bits would hold, and what goes on with copies that were cast once."""
 _OF_SHARDS: Final[frozenset[Trait]] = frozenset({"uneven-rows", "rows<ranks"})
 
 LABELS: Final[Mapping[str, Label]] = {
@@ -80,6 +87,8 @@ LABELS: Final[Mapping[str, Label]] = {
     UNCLIPPED: Label("a sample whose clip factor is 1", computed=True),
     CLIPPED_NORM: Label("a gradient whose norm is above the bound", computed=True),
     GRADIENT: Label("a gradient that is not zero", computed=True),
+    MANY_BITS: Label("a reduced gradient of more bits than a bfloat16 has", computed=True),
+    OTHER_START: Label("a later step that starts from other parameters", computed=True, within=SEVERAL_STEPS),
     **{
         trait: Label(
             row.meaning,
@@ -127,7 +136,7 @@ class Limits:
 
     ``accepts``: traits that the adapter accepts and nobody avoids; ``avoided``: accepted, and left out by the user.
     ``own``: whether the model is the user's own; ``own_optimizer``: and so its optimizer. ``axes``: those that its
-    meshes can have.
+    meshes can have. ``few_bits``: whether a user's model computes in bfloat16.
     """
 
     accepts: frozenset[Trait]
@@ -136,6 +145,7 @@ class Limits:
     own: bool = False
     axes: frozenset[Axis] = frozenset(AXES)
     own_optimizer: bool = False
+    few_bits: bool = False
 
     def against(self, label: str) -> str:
         """Why no case can have ``label``; "" if one can, or if only the user's own model decides."""
@@ -199,7 +209,9 @@ class Shortfall:
 def demanded(must_occur: Iterable[str], vacuous_without: Iterable[str], limits: Limits) -> tuple[str, ...]:
     """The labels that must occur within ``limits``: all that the law is vacuous without, and the others if they can."""
     possible = (label for label in _possible(must_occur, limits) if not LABELS[label].sought)
-    return tuple(dict.fromkeys((*vacuous_without, *possible)))
+    found = tuple(dict.fromkeys((*vacuous_without, *possible)))
+    few = (_OF_FEW_BITS[label] for label in found if limits.few_bits and label in _OF_FEW_BITS)
+    return (*found, *_possible(few, limits))
 
 
 def sought(must_occur: Iterable[str], limits: Limits) -> tuple[str, ...]:

@@ -287,8 +287,9 @@ class Exploration:
     def _batches(self, most: int, label: str) -> Iterator[tuple[Batch, tuple[Case, ...]]]:
         """Batches with their cases in the order of judging, for ever or until there are no other cases."""
         cases = cases_of(self.law, self.run, self.world_sizes)
-        if label and not coverage.LABELS[label].computed:
-            cases = cases.filter(partial(coverage.has, label=label))
+        wanted = coverage.LABELS[label].within if label and coverage.LABELS[label].computed else label
+        if wanted:
+            cases = cases.filter(partial(coverage.has, label=wanted))
         size = max(most, _AT_LEAST_LABELLED if label else min(_CHOICE * most, _AT_LEAST))
         space = self.law.space.drawn.key
         for number in count():

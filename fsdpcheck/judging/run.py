@@ -277,12 +277,13 @@ def _answer(
     unused = conventions.unused
     if unused == "zero-if-private":
         unused = "zero" if case.step.private else "none"
+    rule = ArithmeticRule(conventions.averaging, autocast=conventions.autocast)
     if forced is not None:
-        return _proved(case, factor, ArithmeticRule(conventions.averaging, unused=unused), forced)
-    answer = _proved(case, factor, ArithmeticRule(conventions.averaging))
+        return _proved(case, factor, replace(rule, unused=unused), forced)
+    answer = _proved(case, factor, rule)
     if unused == "none" or not answer.leaves_unused:
         return answer
-    return _proved(case, factor, ArithmeticRule(conventions.averaging, unused=unused))
+    return _proved(case, factor, replace(rule, unused=unused))
 
 
 @functools.lru_cache(maxsize=_REMEMBERED)
@@ -292,8 +293,8 @@ def _proved(
     of_forced = None if forced is None else _proved(forced, factor, conventions)
     answer = oracle.answer(case, factor, conventions, of_forced)
     certificate.prove(case, answer)
-    if case.model.own is not None and case.model.own.names:
-        batched_step.require_same_alone(case, answer)
+    if case.model.own is not None and (case.model.own.names or case.arithmetic.compute != "dtype"):
+        batched_step.require_same_alone(case, answer, conventions.autocast)
     return answer
 
 

@@ -21,6 +21,9 @@ from fsdpcheck.judging.climbing import told
 from fsdpcheck.judging.exploration import Exploration, Stop
 
 _OTHER_NUMBERS: Final = "try --real: the model as it is, its own weights, judged by the rounding laws"
+_OTHER_DTYPE: Final = (
+    "leave --param-dtype out where fsdpcheck judges: float64 and float32 have room for more; then --real is there too"
+)
 _OTHER_CASES: Final = "have the adapter accept or show more, avoid fewer traits, or take the promise away"
 _OTHER_LAWS: Final = "leave this law out (--law), or put another function in that place: nothing is claimed of it"
 
@@ -168,7 +171,8 @@ def _no_case(found: Exploration, spent: bool) -> Verdict:
     then, code = "", INTERNAL
     if found.run.own is not None:
         real = any("real" in case.requires() for case in tally.rejected)
-        then, code = _OTHER_LAWS if real else _OTHER_NUMBERS, USAGE
+        few = found.tally.limits.few_bits
+        then, code = _OTHER_LAWS if real else _OTHER_DTYPE if few else _OTHER_NUMBERS, USAGE
     elif tally.outcome(spent).needs_other_ranks:
         then, code = _OTHER_RANKS, USAGE
     elif unfit:

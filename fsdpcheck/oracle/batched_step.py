@@ -5,7 +5,7 @@ Legend: n samples of a step, F flattened body output, G clipping groups, R rows 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from fractions import Fraction
 
 import torch
@@ -74,21 +74,38 @@ def reduces_exactly(answer: Answer, step: StepAnswer) -> bool:
     return not answer.rule.nested or not bool((step.factors != 1).any())
 
 
-def require_same_alone(case: TrainingCase, answer: Answer) -> None:
-    """In the case's own dtype the model gives each sample's gradient, alone, as ``answer`` has it from float64.
+def require_same_alone(case: TrainingCase, answer: Answer, autocast: bool = False) -> None:
+    """In the dtypes that it is to compute in the model gives each sample's gradient, alone, as ``answer`` has it.
 
-    One that names a dtype may compute something else there. Raises NotExact where it does.
+    That is from float64. A model that names a dtype may compute something else elsewhere, and so may one that changes
+    in place what it has cast. ``autocast``: under torch.autocast, with parameters of either dtype. Raises NotExact
+    where it does.
     """
+    few_bits = case.arithmetic.compute == "bfloat16"
+    dtypes = [models.DTYPES[case.arithmetic.dtype]] * (autocast or not few_bits) + [torch.bfloat16] * few_bits
+    for computes in dtypes:
+        for where, got, wanted in _alone(case, answer, computes, autocast):
+            if not torch.equal(got.double(), wanted):
+                told = f"{computes}{' under torch.autocast' * autocast}".removeprefix("torch.")
+                raise NotExact(f"{where}: in {told} your model gives other bits on a single device than in float64")
+
+
+def _alone(
+    case: TrainingCase, answer: Answer, computes: torch.dtype, autocast: bool
+) -> Iterator[tuple[str, Tensor, Tensor]]:
+    """(where, gradient, the one in ``answer``) of each sample and parameter, with parameters in ``computes``."""
     model, dtype = models.build(case), models.DTYPES[case.arithmetic.dtype]
+    for parameter in model.parameters():
+        parameter.data = parameter.data.to(computes)
     own = trained(model)
     with numerics.of(case):
         for k, step in enumerate(answer.steps):
             load(model, step)
             for row in range(len(step.samples)):
                 inputs, targets = data(case, step, [row])
-                inputs = inputs.to(dtype) if inputs.is_floating_point() else inputs
-                losses = models.loss_for(case)(model(inputs), targets.to(dtype))
+                with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
+                    outputs = model(inputs.to(computes) if inputs.is_floating_point() else inputs)
+                losses = models.loss_for(case)(outputs.to(dtype), targets.to(dtype))
                 found = gradients(losses, own, torch.ones_like(losses), keep=False)
                 for name, gradient in zip(own, found, strict=True):
-                    if not torch.equal(gradient.double(), step.gradients[name][row]):
-                        raise NotExact(f"step {k}, {name}: in {case.arithmetic.dtype} the model gives other bits alone")
+                    yield f"step {k}, {name}", gradient, step.gradients[name][row]

@@ -9,7 +9,7 @@ from hypothesis.strategies import SearchStrategy
 
 from fsdpcheck.adapters.contract import Features
 from fsdpcheck.case import Case, ModelSpec, OptimizerSpec, StepSpec, TrainingCase, Trait, UserModelSpec
-from fsdpcheck.case.traits import ON_GRIDS
+from fsdpcheck.case.traits import ON_GRIDS, not_in_low_precision
 from fsdpcheck.strategies import enumeration
 
 Draw = Callable[[Features, tuple[int, ...]], SearchStrategy[Case]]
@@ -32,6 +32,8 @@ def not_accepted(draw: Draw, features: Features, world_sizes: Sequence[int], own
         return ""
     always: frozenset[Trait] = frozenset.intersection(*unmet) or unmet[0]
     then = "; next: --real, where none of it is on a grid" if always <= ON_GRIDS else ""
+    if features.arithmetic.compute != "dtype" and always <= not_in_low_precision(own=True):
+        then = "; next: leave --param-dtype out, for in few bits no case has it"
     return f"the adapter does not accept {', '.join(sorted(always))}, which the model demands{then}"
 
 
@@ -44,14 +46,16 @@ def _drawn(
 
 
 def _with_steps_that_move(step: StepSpec) -> StepSpec:
-    """Of Adam between steps the rate 1/2, in few bits: what is 1 and goes down is projected to 0, and no other moves.
+    """Adam with the rate 1/2 between steps, in few bits: what is 1 and goes down is projected to 0, and no other moves.
 
     At smaller rates none does, and a model that computes for ever with copies that were cast once would be right; at
-    larger ones, as with SGD, so many do that hardly a second step fits the bits.
+    larger ones so many do that hardly a second step fits the bits. So with SGD: cases of one step have it.
     """
-    if step.steps == 1 or step.optimizer.kind not in ("adam", "adamw"):
+    given = step.optimizer
+    if step.steps == 1 or given.kind not in ("sgd", "adam", "adamw") or given.momentum:
         return step
-    return replace(step, optimizer=replace(step.optimizer, lr_exponent=1, schedule="constant"))
+    kind = "adam" if given.kind == "sgd" else given.kind
+    return replace(step, optimizer=replace(given, kind=kind, lr_exponent=1, schedule="constant"))
 
 
 def on_model(own: UserModelSpec, classes: bool, case: TrainingCase) -> TrainingCase:

@@ -21,7 +21,7 @@ TOYS = Path(__file__).parent.parent / "toys"
 EXAMPLES = Path(__file__).parents[2] / "docs" / "examples"
 with_examples = pytest.mark.skipif(not EXAMPLES.is_dir(), reason="only a checkout has the examples")
 MODEL, PARTS = str(TOYS / "own_parts.py"), str(TOYS / "own_precision.py")
-SAID = "param-dtype=bfloat16,reduce-dtype=float32"
+SAID, AUTOCAST = "param-dtype=bfloat16,reduce-dtype=float32", "param-dtype=autocast"
 
 
 @functools.cache
@@ -38,7 +38,8 @@ def _judged(
 
 
 def _of_an_example(engine: SimulatedEngine, law: str, parts: str, name: str, most: int = 4) -> Verdict:
-    return _judged(engine, law, f"{parts},{SAID}", most, model=str(EXAMPLES / f"{name}.py"))
+    said = AUTOCAST if "step=" in parts else SAID
+    return _judged(engine, law, f"{parts},{said}", most, model=str(EXAMPLES / f"{name}.py"))
 
 
 @pytest.mark.parametrize("law", ["training.plain", "training.gradients", "global-norm.update"])
@@ -47,7 +48,7 @@ def _of_an_example(engine: SimulatedEngine, law: str, parts: str, name: str, mos
     [
         pytest.param("full", marks=pytest.mark.nightly),
         f"mixed,{SAID}",
-        f"ddp,averaging=before,step=step,{SAID}",
+        f"ddp,averaging=before,step=step,{AUTOCAST}",
         pytest.param("in_float32,param-dtype=float32", marks=pytest.mark.nightly),
         pytest.param("reduced_in_float32,reduce-dtype=float32", marks=pytest.mark.nightly),
         pytest.param("only_float32,param-dtype=float32", marks=pytest.mark.nightly),
@@ -136,7 +137,10 @@ def test_what_is_rounded_besides_is_found(law: str, parts: str, said: str, engin
     ("parts", "said"),
     [
         ("mixed", "--param-dtype bfloat16 --reduce-dtype float32"),
-        ("ddp,averaging=before,step=step", "torch.autocast around the model"),
+        ("ddp,averaging=before,step=step", "say so: --param-dtype autocast"),
+        (f"ddp,averaging=before,step=step,{SAID}", "say so: --param-dtype autocast"),
+        (f"mixed,{AUTOCAST}", "say so: --param-dtype bfloat16 --reduce-dtype float32"),
+        (f"full,{AUTOCAST}", "run the model under torch.autocast, or leave --param-dtype out"),
         ("in_float32", "--param-dtype float32"),
         ("reduced_in_float32", "--reduce-dtype float32"),
         ("reduced_in_bfloat16", "reduce in bfloat16, and nothing says so"),
@@ -162,7 +166,7 @@ def test_no_law_of_low_precision_is_asked_where_nothing_is_said(law: str) -> Non
     [
         ("mixed,param-dtype=bfloat16", "--reduce-dtype float32"),
         ("mixed,param-dtype=bfloat61", "Did you mean 'bfloat16'?"),
-        ("mixed,param-dtype=float16", "wanted  float32, bfloat16"),
+        ("mixed,param-dtype=float16", "wanted  float32, bfloat16, autocast"),
         ("mixed,param-dtype=bfloat16,reduce-dtype=bfloat16", "wanted  float32"),
     ],
 )

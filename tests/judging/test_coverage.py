@@ -257,3 +257,14 @@ def test_what_no_mesh_of_the_adapter_can_have_is_not_demanded_and_is_said() -> N
     vain = coverage.shortfall(labels[:1], alone, ENOUGH)
     assert vain is not None
     assert vain.cause == "restriction"
+
+
+def test_in_few_bits_a_gradient_must_take_many_and_parameters_must_move() -> None:
+    """Where hardly one does, what keeps gradients in bfloat16 would hold, and what casts its copies once for ever."""
+    few = replace(ALL, own=True, few_bits=True)
+    named = ("several steps", "several units"), ("non-zero gradient",)
+    both = ("gradient of more than 8 bits", "later step from other parameters")
+    assert coverage.demanded(*named, few) == (*named[1], "several steps", *both)
+    assert coverage.demanded(*named, replace(few, few_bits=False)) == (*named[1], "several steps")
+    assert coverage.demanded(*named, replace(few, own_optimizer=True)) == (*named[1], "several steps", both[0])
+    assert coverage.demanded((), (), few) == ()

@@ -381,6 +381,53 @@ def to_float32() -> nn.Module:
     return Net(Calls(lambda x: x.to(torch.bfloat16).float()))
 
 
+def _added_in_place(x: Tensor) -> Tensor:
+    """What was cast back is a copy in few bits alone: in the dtype of ``x`` it is ``wide`` itself."""
+    wide = 2 * x.float()
+    narrow = wide.to(x.dtype)
+    narrow += 1
+    return wide.to(x.dtype)
+
+
+def _through_a_wide_product(x: Tensor) -> Tensor:
+    """257 - 256 times x_i x_j, of which the product by name in float32 takes 9 bits: autocast rounds its factors."""
+    wide = x.float()
+    column, row = wide.unsqueeze(-1), wide.unsqueeze(-2)
+    return ((257 * column) @ row - 256 * (column * row)).sum(-1).to(x.dtype)
+
+
+def _masked(scores: Tensor, values: Tensor) -> Tensor:
+    weights = torch.softmax(scores.float(), -1).to(values.dtype)
+    return (weights @ values.unsqueeze(-1)).squeeze(-1)
+
+
+def _mask_filled(x: Tensor) -> Tensor:
+    later = torch.ones(3, 3, dtype=torch.bool).triu(1)
+    scores = x.unsqueeze(-1) * x.unsqueeze(-2)
+    return _masked(scores.masked_fill(later, torch.finfo(x.dtype).min), x)
+
+
+def _mask_added(x: Tensor) -> Tensor:
+    lowest = torch.full((3, 3), torch.finfo(x.dtype).min, dtype=x.dtype).triu(1)
+    return _masked(x.unsqueeze(-1) * x.unsqueeze(-2) + lowest, x)
+
+
+def mask_filled() -> nn.Module:
+    return Net(Calls(_mask_filled))
+
+
+def mask_added() -> nn.Module:
+    return Net(Calls(_mask_added))
+
+
+def in_place() -> nn.Module:
+    return Net(Calls(_added_in_place))
+
+
+def wide_product() -> nn.Module:
+    return Net(Calls(_through_a_wide_product))
+
+
 def in_bfloat16() -> nn.Module:
     return Net(Narrow(torch.bfloat16))
 
