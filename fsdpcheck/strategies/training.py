@@ -200,8 +200,10 @@ def _step(
         step = replace(step, clip_norm=_clip_norm(draw, family))
     step = _reduced(draw, space, features, outline, layout, step)
     if features.arithmetic.averaging == "before" and outline.tiny and step.reductions > 1:
-        alone = {"sync_every": False} if "no-sync" in accepts else {"micro_batches": 1}
-        step = replace(step, **alone)  # W**K leaves too few of 24 bits
+        if "no-sync" in accepts:  # W**K leaves too few of 24 bits, unless W is a power of two
+            step = replace(step, sync_every=False)
+        elif not is_power_of_two(outline.mesh.data_ranks):
+            step = replace(step, micro_batches=1)
     step = replace(step, contribution=outline.contribution)
     if family != "none":
         norms = [norms for norms in space.norms if norms == "immediate" or "deferred" in features.promises]

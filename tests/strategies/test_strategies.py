@@ -14,7 +14,7 @@ from hypothesis.internal.conjecture.engine import ConjectureRunner
 from hypothesis.strategies import SearchStrategy
 
 from fsdpcheck import adapters, oracle, strategies
-from fsdpcheck.adapters.contract import Features, Promise
+from fsdpcheck.adapters.contract import ArithmeticRule, Features, Promise
 from fsdpcheck.case import Arithmetic, BatchLayout, LayerSpec, MeshSpec, ModelSpec, TrainingCase, Trait, from_json
 from fsdpcheck.compat.hypothesis_private import without_mutations
 from fsdpcheck.errors import NotExact
@@ -327,3 +327,13 @@ def test_meshes_have_the_axes_of_an_adapter_and_no_others() -> None:
         single: set[tuple[tuple[str, int], ...]] = {(), (("tp", 2),), (("tp", 4),)}
         of_data = {(("dp_shard", 2),), (("dp_shard", 4),), (("dp_shard", 2), ("tp", 2))}
         assert seen == (single | of_data if features is both else single)
+
+
+def test_who_averages_before_in_float32_and_after_each_micro_batch_does_so_on_powers_of_two() -> None:
+    """As a loop of a user's own under DistributedDataParallel; factors of 9 and 25 would leave too few of 24 bits."""
+    rule = ArithmeticRule("before", dtypes=("float32",))
+    features = Features(frozenset({"plain"}), ALL - {"no-sync", "hsdp"}, arithmetic=rule)
+    cases = drawn(strategies.cases_of(strategies.PLAIN, features, (2, 3, 4, 5)), 200)
+    reduced = Counter(case.world_size for case in cases if case.step.reductions > 1)
+    assert min(reduced[2], reduced[4]) > 5
+    assert reduced.keys() == {2, 4}
