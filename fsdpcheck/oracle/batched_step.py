@@ -5,14 +5,16 @@ Legend: n samples of a step, F flattened body output, G clipping groups, R rows 
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator, Sequence
 from fractions import Fraction
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from fsdpcheck.case import TrainingCase
-from fsdpcheck.errors import NotExact
+from fsdpcheck.errors import NotExact, excerpt
 from fsdpcheck.oracle import Answer, StepAnswer
 from fsdpcheck.workload import batches, models, numerics
 from fsdpcheck.workload.clip_groups import is_instrument
@@ -79,22 +81,55 @@ def require_same_alone(case: TrainingCase, answer: Answer, autocast: bool = Fals
 
     That is from float64. A model that names a dtype may compute something else elsewhere, and so may one that changes
     in place what it has cast. ``autocast``: under torch.autocast, with parameters of either dtype. Raises NotExact
-    where it does.
+    where it does, or raises.
     """
     few_bits = case.arithmetic.compute == "bfloat16"
     dtypes = [models.DTYPES[case.arithmetic.dtype]] * (autocast or not few_bits) + [torch.bfloat16] * few_bits
     for computes in dtypes:
-        for where, got, wanted in _alone(case, answer, computes, autocast):
+        told = f"in {computes}{' under torch.autocast' * autocast}".replace("torch.", "", 1)
+        for where, got, wanted in _alone_or_cast(case, answer, computes, autocast, told):
             if not torch.equal(got.double(), wanted):
-                told = f"{computes}{' under torch.autocast' * autocast}".removeprefix("torch.")
-                raise NotExact(f"{where}: in {told} your model gives other bits on a single device than in float64")
+                raise NotExact(f"{where}: {told} your model gives other bits on a single device than in float64")
+
+
+_Alone = tuple[str, Tensor, Tensor]
+"""(where, gradient of a sample, the one in the answer)."""
+
+
+def _alone_or_cast(
+    case: TrainingCase, answer: Answer, computes: torch.dtype, autocast: bool, told: str
+) -> list[_Alone]:
+    """As the model is; where it raises, as in a policy, which casts what enters a unit, as a table in float32 added
+    outside of it. Raises NotExact where it raises then too."""
+    try:
+        return list(_alone(models.build(case), case, answer, computes, autocast))
+    except NotExact:
+        raise
+    except Exception:
+        model = models.build(case)
+        for module in model.modules():
+            if any(value.is_floating_point() for value in module.parameters(recurse=False)):
+                module.register_forward_pre_hook(functools.partial(_cast, computes), with_kwargs=True)
+    try:
+        return list(_alone(model, case, answer, computes, autocast))
+    except NotExact:
+        raise
+    except Exception as error:
+        raise NotExact(f"{told} your model raises on a single device: {excerpt.told(error)}") from error
+
+
+def _cast(dtype: torch.dtype, module: nn.Module, args: Any, options: Any) -> tuple[Any, Any]:
+    def cast(value: Any) -> Any:
+        return value.to(dtype) if isinstance(value, Tensor) and value.is_floating_point() else value
+
+    return tuple(map(cast, args)), {name: cast(value) for name, value in options.items()}
 
 
 def _alone(
-    case: TrainingCase, answer: Answer, computes: torch.dtype, autocast: bool
-) -> Iterator[tuple[str, Tensor, Tensor]]:
-    """(where, gradient, the one in ``answer``) of each sample and parameter, with parameters in ``computes``."""
-    model, dtype = models.build(case), models.DTYPES[case.arithmetic.dtype]
+    model: models.CaseModel, case: TrainingCase, answer: Answer, computes: torch.dtype, autocast: bool
+) -> Iterator[_Alone]:
+    """Of each sample and parameter, with parameters in ``computes``."""
+    dtype = models.DTYPES[case.arithmetic.dtype]
     for parameter in model.parameters():
         parameter.data = parameter.data.to(computes)
     own = trained(model)

@@ -420,6 +420,36 @@ def mask_added() -> nn.Module:
     return Net(Calls(_mask_added))
 
 
+class Added(nn.Module):
+    """A buffer, which a policy leaves in float32: what it is added to is cast as it enters the next unit."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("table", torch.eye(3)[:1])
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + self.table
+
+
+def table() -> nn.Module:
+    return Net(Added())
+
+
+class WideWeight(nn.Module):
+    """Takes a parameter in the dtype that it is given, and an input in float32."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(3, 3))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return (x.float() @ self.weight).to(x.dtype)
+
+
+def wide_weight() -> nn.Module:
+    return Net(WideWeight())
+
+
 def in_place() -> nn.Module:
     return Net(Calls(_added_in_place))
 
