@@ -195,10 +195,12 @@ class Certifier(TorchDispatchMode):  # type: ignore[no-untyped-call]
         try:
             operand = self._traced if self.paths or name in _ADDITIONS else self._operand
             operand = self._off_operand if name in off_grid.AWARE else operand
-            operand = self._factor if name in _PRODUCTS else operand
             operands = _mapped(operand, args)
             if name in _PRODUCTS:
+                self._require_no_masks(args)
                 self._factors(name, operands)
+            elif name == "mul":
+                operands = [0.0 if self._is_mask(value) else value for value in operands]
             return list(rule(*operands, **kwargs))
         except Inexact as reason:
             self._refuse(func, str(reason))
@@ -209,15 +211,20 @@ class Certifier(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if not isinstance(value, Tensor) or not value.is_floating_point():
             return value
         finite = value.detach()
-        if value.dim() and bool((finite <= self._masks).any()):
-            finite = finite.masked_fill(finite <= self._masks, 0.0)
+        masks = finite <= self._masks
+        if value.dim() and bool(masks.any()):
+            finite = finite.masked_fill(masks, 0.0)
         return Operand(finite.abs(), grid_exponent(finite), value, self.precision.accumulator)
 
-    def _factor(self, value: Any) -> Any:
-        """The same, of a product of matrices, whose sums depend on the order where a number is as large as a mask."""
-        if self.roundable and isinstance(value, Tensor) and value.is_floating_point() and (value <= LOWEST).any():
+    def _is_mask(self, value: Any) -> bool:
+        """A scalar that a mask of zeros and ones is multiplied by: elementwise, so that no order changes the result."""
+        return self.roundable and isinstance(value, float) and value <= LOWEST
+
+    def _require_no_masks(self, factors: Any) -> None:
+        """Sums of products with a number as large as a mask depend on the order."""
+        tensors = [value for value in _flat(factors) if isinstance(value, Tensor) and value.is_floating_point()]
+        if self.roundable and any(bool((value <= LOWEST).any()) for value in tensors):
             raise Inexact("multiplies what masks")
-        return self._operand(value)
 
     def _off_operand(self, value: Any) -> Any:
         """The same, with how far its value may be off."""

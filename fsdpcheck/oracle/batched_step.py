@@ -80,16 +80,15 @@ def require_same_alone(case: TrainingCase, answer: Answer, autocast: bool = Fals
     """In the dtypes that it is to compute in the model gives each sample's gradient, alone, as ``answer`` has it.
 
     That is from float64. A model that names a dtype may compute something else elsewhere, and so may one that changes
-    in place what it has cast. ``autocast``: under torch.autocast, with parameters of either dtype. Raises NotExact
+    in place what it has cast. ``autocast``: under torch.autocast, with parameters in the case's dtype. Raises NotExact
     where it does, or raises.
     """
-    few_bits = case.arithmetic.compute == "bfloat16"
-    dtypes = [models.DTYPES[case.arithmetic.dtype]] * (autocast or not few_bits) + [torch.bfloat16] * few_bits
-    for computes in dtypes:
-        told = f"in {computes}{' under torch.autocast' * autocast}".replace("torch.", "", 1)
-        for where, got, wanted in _alone_or_cast(case, answer, computes, autocast, told):
-            if not torch.equal(got.double(), wanted):
-                raise NotExact(f"{where}: {told} your model gives other bits on a single device than in float64")
+    copies = case.arithmetic.compute == "bfloat16" and not autocast
+    computes = torch.bfloat16 if copies else models.DTYPES[case.arithmetic.dtype]
+    told = f"in {computes}{' under torch.autocast' * autocast}".replace("torch.", "", 1)
+    for where, got, wanted in _alone_or_cast(case, answer, computes, autocast, told):
+        if not torch.equal(got.double(), wanted):
+            raise NotExact(f"{where}: {told} your model gives other bits on a single device than in float64")
 
 
 _Alone = tuple[str, Tensor, Tensor]

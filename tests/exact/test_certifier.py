@@ -266,6 +266,15 @@ def test_paths_add_up_the_absolute_values_of_all_ways_to_the_loss() -> None:
     assert bound.terms.tolist() == [[2.0, 2.0]]
 
 
+def test_paths_go_on_through_products_whose_values_cancel() -> None:
+    """x (1) (1, -1) with weights of 1: the gradient with respect to the product between is 1 - 1 along two paths."""
+    first, x = torch.ones(1, 1, dtype=torch.float64), torch.ones(1, 1, dtype=torch.float64, requires_grad=True)
+    outputs = (x @ first) @ torch.tensor([[1.0, -1.0]]).double()
+    with Certifier(FLOAT64, "test", stage="backward", paths=True) as certifier:
+        (gradient,) = torch.autograd.grad(outputs.sum(), x)
+    assert (gradient.item(), certifier.bound(gradient).terms.item()) == (0.0, 2.0)
+
+
 @pytest.mark.parametrize("value", [1.0, -0.5, 3.0, 0.375, -6.0, 0.0])
 def test_constants_have_their_grid(value: float) -> None:
     found = constant(value)

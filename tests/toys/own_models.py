@@ -412,6 +412,16 @@ def _mask_added(x: Tensor) -> Tensor:
     return _masked(x.unsqueeze(-1) * x.unsqueeze(-2) + lowest, x)
 
 
+def _mask_multiplied(x: Tensor) -> Tensor:
+    """As BERT writes it."""
+    keep = torch.ones(3, 3, dtype=x.dtype).tril()
+    return _masked(x.unsqueeze(-1) * x.unsqueeze(-2) + (1.0 - keep) * torch.finfo(x.dtype).min, x)
+
+
+def mask_multiplied() -> nn.Module:
+    return Net(Calls(_mask_multiplied))
+
+
 def mask_filled() -> nn.Module:
     return Net(Calls(_mask_filled))
 

@@ -392,9 +392,10 @@ def test_dtypes_that_a_model_names_are_proved_and_its_own_dtype_has_the_last_wor
         ("right", []),
         ("mask_filled", []),
         ("mask_added", []),
+        ("mask_multiplied", []),
         ("table", []),
         ("wide_weight", [False]),
-        ("in_place", [False, True]),
+        ("in_place", [False]),
         ("wide_product", [True]),
     ],
 )
