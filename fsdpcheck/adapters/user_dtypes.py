@@ -16,6 +16,7 @@ from torch import nn
 from fsdpcheck.errors import AdapterError, explain
 
 _AUTOCAST: Final = "--param-dtype autocast"
+_ITS_OWN: Final = ", and where your model opens it by itself"
 _COPIES: Final = {
     torch.float32: "--param-dtype float32",
     torch.bfloat16: "--param-dtype bfloat16 --reduce-dtype float32",
@@ -34,7 +35,7 @@ class Dtypes:
         self._modules = {path: one for path, one in given.named_modules() if _dtypes(one)}
         self._own = {path: _dtypes(one) for path, one in self._modules.items()}
         self._copies: dict[torch.dtype, str] = {}
-        self._casts: dict[torch.dtype, str] = {}
+        self._casts: dict[torch.dtype, tuple[str, str]] = {}
         self._forwards = 0
 
     @contextmanager
@@ -60,20 +61,20 @@ class Dtypes:
             return
         self._forwards += 1
         if self._said is not None:  # where nothing is, a model opens autocast by itself alone as well
-            self._see_autocast(f"torch.autocast around {path or 'the model'}")
+            self._see_autocast(f"torch.autocast around {path or 'the model'}", _ITS_OWN)
         for key, own in self._own[path].items():
             dtype = getattr(getattr(module, key, None), "dtype", own)  # in the forward of FSDP1 it is no Parameter
             if dtype != own:
                 self._copies.setdefault(dtype, f"{path}.{key}" if path else key)
 
-    def _see_autocast(self, where: str) -> None:
+    def _see_autocast(self, where: str, then: str = "") -> None:
         if not torch.compiler.is_compiling() and torch.is_autocast_enabled("cpu"):
-            self._casts.setdefault(torch.get_autocast_dtype("cpu"), where)
+            self._casts.setdefault(torch.get_autocast_dtype("cpu"), (where, then))
 
     def _require_said(self) -> None:
-        for dtype, where in self._casts.items():
+        for dtype, (where, own) in self._casts.items():
             if dtype != self._said or not self._autocast:
-                then = _say(_AUTOCAST) if dtype == torch.bfloat16 else _other_than(dtype)
+                then = f"{_say(_AUTOCAST)}{own}" if dtype == torch.bfloat16 else _other_than(dtype)
                 raise self._refusal(f"{dtype} under torch.autocast", then, where)
         for dtype, where in self._copies.items():
             if dtype != self._said:

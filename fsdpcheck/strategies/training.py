@@ -200,7 +200,8 @@ def _step(
         step = replace(step, clip_norm=_clip_norm(draw, family))
     step = _reduced(draw, space, features, outline, layout, step)
     if features.arithmetic.averaging == "before" and outline.tiny and step.reductions > 1:
-        if "no-sync" in accepts:  # W**K leaves too few of 24 bits, unless W is a power of two
+        # W**K leaves too few of 24 bits, unless it is a power of two
+        if "no-sync" in accepts:
             step = replace(step, sync_every=False)
         elif not is_power_of_two(outline.mesh.data_ranks):
             step = replace(step, micro_batches=1)

@@ -31,9 +31,11 @@ def not_accepted(draw: Draw, features: Features, world_sizes: Sequence[int], own
     if not unmet or not all(unmet):
         return ""
     always: frozenset[Trait] = frozenset.intersection(*unmet) or unmet[0]
-    then = "; next: --real, where none of it is on a grid" if always <= ON_GRIDS else ""
+    then = ""
     if features.arithmetic.compute != "dtype" and always <= not_in_low_precision(own=True):
         then = "; next: leave --param-dtype out, for in few bits no case has it"
+    elif always <= ON_GRIDS:
+        then = "; next: --real, where none of it is on a grid"
     return f"the adapter does not accept {', '.join(sorted(always))}, which the model demands{then}"
 
 
