@@ -93,7 +93,8 @@ class Run:
     own: UserModelSpec | None = None
     """The model of all cases, where it is a user's own."""
     too_wide: frozenset[Trait] = frozenset()
-    """Traits to avoid on it too, unless the adapter computes in few bits: then cases are drawn on grids of those."""
+    """Traits to avoid on it too where there are others: an adapter may take float32 alone, or compute in few bits, for
+    which cases are drawn on grids of those."""
     memory: str = "poison"
     """What new memory of the ranks holds (RunRequest.memory)."""
     lines: bool = False
@@ -255,7 +256,9 @@ class Run:
     def features(self) -> Features:
         """The adapter's, without the traits to avoid."""
         features = self.declared.features
-        avoid = self.avoid | self.too_wide if features.arithmetic.compute == "dtype" else self.avoid
+        rule, avoid = features.arithmetic, self.avoid
+        if rule.compute == "dtype" and "float64" in rule.dtypes:
+            avoid = avoid | self.too_wide
         return replace(features, accepts=features.accepts - avoid) if avoid else features
 
     @property

@@ -108,6 +108,13 @@ def test_what_is_wrong_with_it_is_found_there(parts: str, said: str, name: str, 
     assert said in f"{verdict.finding.what}; {verdict.finding.cause}"
 
 
+def test_functions_that_take_no_float64_are_judged_on_a_model_that_names_no_dtype(engine: SimulatedEngine) -> None:
+    """In float32 it has few bits to spend, which is no reason to ask nothing of it."""
+    verdict = _judged(engine, "training.gradients", "only_float32,param-dtype=float32")
+    assert (verdict.status, verdict.reason) == ("holds", "")
+    assert verdict.census["float32"] == verdict.cases
+
+
 def test_a_step_in_bfloat16_is_not_asked_to_clip() -> None:
     features = adapters.load(f"{PARTS}:ddp,averaging=before,step=step,{SAID}").features
     assert "your own step is not asked to clip" in chapters()["global-norm.update"].not_promised(features)
