@@ -16,7 +16,7 @@ from torch import nn
 from fsdpcheck.errors import AdapterError, explain
 
 _AUTOCAST: Final = "--param-dtype autocast"
-_ITS_OWN: Final = ", and where your model opens it by itself"
+_ITS_OWN: Final = "; where your model opens it by itself, leave --param-dtype out"
 _COPIES: Final = {
     torch.float32: "--param-dtype float32",
     torch.bfloat16: "--param-dtype bfloat16 --reduce-dtype float32",

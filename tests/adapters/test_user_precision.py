@@ -115,6 +115,10 @@ def test_functions_that_take_no_float64_are_judged_on_a_model_that_names_no_dtyp
     assert verdict.census["float32"] == verdict.cases
 
 
+def test_autocast_may_be_opened_in_the_forward_of_what_is_parallel(engine: SimulatedEngine) -> None:
+    assert _judged(engine, "training.gradients", f"wrapped,averaging=before,{AUTOCAST}").status == "holds"
+
+
 def test_a_step_in_bfloat16_is_not_asked_to_clip() -> None:
     features = adapters.load(f"{PARTS}:ddp,averaging=before,step=step,{SAID}").features
     assert "your own step is not asked to clip" in chapters()["global-norm.update"].not_promised(features)
@@ -146,6 +150,7 @@ def test_what_is_rounded_besides_is_found(law: str, parts: str, said: str, engin
         ("mixed", "--param-dtype bfloat16 --reduce-dtype float32"),
         ("ddp,averaging=before,step=step", "say so: --param-dtype autocast"),
         (f"ddp,averaging=before,step=step,{SAID}", "say so: --param-dtype autocast"),
+        (f"wrapped,averaging=before,{SAID}", "opens it by itself, leave --param-dtype out"),
         (f"mixed,{AUTOCAST}", "say so: --param-dtype bfloat16 --reduce-dtype float32"),
         (f"full,{AUTOCAST}", "run the model under torch.autocast, or leave --param-dtype out"),
         ("in_float32", "--param-dtype float32"),

@@ -64,6 +64,13 @@ def ddp(model: nn.Sequential, mesh: DeviceMesh) -> nn.Module:
     return DistributedDataParallel(model)
 
 
+def wrapped(model: nn.Sequential, mesh: DeviceMesh) -> nn.Module:
+    """Opens autocast in the forward of what it makes parallel, as accelerate does."""
+    made = ddp(model, mesh)
+    made.forward = torch.autocast("cpu", BF16)(made.forward)  # type: ignore[method-assign]
+    return made
+
+
 def compressed(model: nn.Sequential, mesh: DeviceMesh) -> nn.Module:
     """Gradients travel in bfloat16."""
     made = DistributedDataParallel(model)
