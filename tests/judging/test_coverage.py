@@ -7,19 +7,22 @@ from pathlib import Path
 from typing import Any, get_args
 
 import pytest
+import torch
 from hypothesis import strategies as st
 
+from fsdpcheck import oracle
 from fsdpcheck.adapters.contract import Features
-from fsdpcheck.case import TrainingCase, Trait
+from fsdpcheck.case import Arithmetic, TrainingCase, Trait
 from fsdpcheck.engines.base import TORCHRUN
 from fsdpcheck.errors import NotApplicable, NotExact, NotOnRanks, UsageError
 from fsdpcheck.findings.verdict import Verdict
-from fsdpcheck.judging import coverage
+from fsdpcheck.judging import census, coverage
 from fsdpcheck.judging.check import check_law
 from fsdpcheck.judging.coverage import Judged, Limits
 from fsdpcheck.judging.registry import chapters, law
 from fsdpcheck.judging.run import Run
 from fsdpcheck.strategies import BuiltSpace
+from fsdpcheck.workload.clip_groups import is_instrument
 from tests.common.laws_by_hand import SPACE, FakeEngine, a_case, a_law
 
 ALL = Limits(frozenset(get_args(Trait)), (1, 2, 3))
@@ -268,3 +271,27 @@ def test_in_few_bits_a_gradient_must_take_many_and_parameters_must_move() -> Non
     assert coverage.demanded(*named, replace(few, few_bits=False)) == (*named[1], "several steps")
     assert coverage.demanded(*named, replace(few, own_optimizer=True)) == (*named[1], "several steps", both[0])
     assert coverage.demanded((), (), few) == ()
+
+
+def test_a_case_in_few_bits_has_what_its_answer_shows() -> None:
+    """A gradient of 9 bits, and parameters that a step has left elsewhere; the harness's layer counts for neither."""
+    arithmetic = Arithmetic("float32", inputs=1, project=False, compute="bfloat16")
+    case = replace(a_case(2, 2), arithmetic=arithmetic)
+    answer = oracle.answer(replace(case, step=replace(case.step, steps=2)))
+    first = answer.steps[0]
+    name = next(name for name in first.before if not is_instrument(name))
+    none = {key: torch.zeros_like(value) for key, value in first.released.items()}
+    still = replace(first, released=none)
+
+    def labels(*steps: oracle.StepAnswer, of: TrainingCase = case) -> set[str]:
+        few = {"gradient of more than 8 bits", "later step from other parameters"}
+        return few & set(census._computed(replace(answer, case=of, steps=steps)))
+
+    assert labels(still, still) == set()
+    wide = replace(still, released={**none, name: torch.full_like(none[name], 257.0)})
+    assert labels(still, wide) == {"gradient of more than 8 bits"}
+    moved = replace(still, before={**first.before, name: first.before[name] + 1})
+    assert labels(still, moved) == {"later step from other parameters"}
+    layer = next(iter(filter(is_instrument, first.before)))
+    assert labels(still, replace(still, before={**first.before, layer: first.before[layer] + 1})) == set()
+    assert labels(wide, moved, of=replace(case, arithmetic=replace(arithmetic, compute="dtype"))) == set()
