@@ -11,6 +11,7 @@ from fsdpcheck import adapters
 from fsdpcheck.engines.simulated import SimulatedEngine
 from fsdpcheck.errors import AdapterError
 from fsdpcheck.findings.verdict import Verdict
+from fsdpcheck.judging import check
 from fsdpcheck.judging.check import check_law
 from fsdpcheck.judging.registry import chapters
 from fsdpcheck.judging.run import Run
@@ -106,6 +107,22 @@ def test_what_is_wrong_with_it_is_found_there(parts: str, said: str, name: str, 
     assert verdict.status == "finding"
     assert verdict.finding is not None
     assert said in f"{verdict.finding.what}; {verdict.finding.cause}"
+
+
+def test_only_of_a_users_model_in_few_bits_such_sums_must_occur(engine: SimulatedEngine) -> None:
+    runs = [Run(engine, f"{PARTS}:mixed,{SAID}"), Run(engine, f"{PARTS}:mixed")]
+    runs = [*runs, *(run.of(_seen(), False) for run in runs)]
+    assert [check._limits(run, (1, 2)).few_bits for run in runs] == [False, False, True, False]
+
+
+def test_a_model_without_a_case_in_few_bits_is_not_sent_to_real_numbers(engine: SimulatedEngine) -> None:
+    """Nobody judges them there: the word that asks for few bits is in the way."""
+    toys = TOYS / "few_bits_models.py"
+    seen = inspection.inspect(f"{toys}:mask_of_many_bits", f"{toys}:batch")
+    run = Run(engine, f"{PARTS}:mixed_units,{SAID}").of(seen, False)
+    verdict = check_law(chapters()["training.gradients"], run, world_sizes=(1,), most=4, shrink=False)
+    assert (verdict.status, verdict.exit_code) == ("no case", 2)
+    assert "next    leave --param-dtype out" in verdict.reason
 
 
 def test_functions_that_take_no_float64_are_judged_on_a_model_that_names_no_dtype(engine: SimulatedEngine) -> None:
