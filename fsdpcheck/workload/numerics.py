@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
+from typing import Any, Final
 
 import torch
 
@@ -22,16 +23,15 @@ def grids_of(case: TrainingCase) -> Grids:
 
 @contextmanager
 def of(case: Case) -> Iterator[None]:
-    """Surrogates in place if the case needs them.
+    """Surrogates in place if the case needs them, and what a GPU may do with products and convolutions (SWITCHES).
 
-    And in low precision what a GPU may do with products of matrices: nothing of it concerns a CPU. Nothing at all for a
-    case that trains nothing.
+    Nothing at all for a case that trains nothing.
     """
     with ExitStack() as stack:
-        if isinstance(case, TrainingCase) and "surrogates" in case.requires():
-            stack.enter_context(surrogates.installed(grids_of(case)))
-        if isinstance(case, TrainingCase) and case.arithmetic.compute != "dtype":
-            stack.enter_context(_products(tf32=case.arithmetic.compute == "tf32"))
+        if isinstance(case, TrainingCase):
+            if "surrogates" in case.requires():
+                stack.enter_context(surrogates.installed(grids_of(case)))
+            stack.enter_context(_switched(tf32=case.arithmetic.compute == "tf32"))
         yield
 
 
@@ -45,14 +45,30 @@ def decided(case: TrainingCase) -> Iterator[None]:
         raise NotExact(f"{surrogates.doubts.count - before} values stand within 1e-6 of a rounding decision")
 
 
+SWITCHES: Final[tuple[tuple[str, Any, str], ...]] = (
+    ("products", torch.backends.cuda.matmul, "allow_tf32"),
+    ("convolutions", torch.backends.cudnn, "allow_tf32"),
+    ("products", torch.backends.cuda.matmul, "allow_bf16_reduced_precision_reduction"),
+    ("products", torch.backends.cuda.matmul, "allow_fp16_reduced_precision_reduction"),
+)
+"""Of what, who has it, and its name: what a GPU may do, and a CPU does not. It may round factors to TF32, for
+convolutions by default; and add up partial sums in bfloat16 or float16, by default, which have 8 or 11 bits in place of
+the 24 that are proved."""
+
+
 @contextmanager
-def _products(tf32: bool) -> Iterator[None]:
-    """cuBLAS may round factors to TF32, or may not, and may not add up partial sums in bfloat16 (which is allowed by
-    default, and then sums have 8 bits instead of the 24 that are proved)."""
-    matmul = torch.backends.cuda.matmul
-    before = matmul.allow_tf32, matmul.allow_bf16_reduced_precision_reduction
-    matmul.allow_tf32, matmul.allow_bf16_reduced_precision_reduction = tf32, False
+def _switched(tf32: bool) -> Iterator[None]:
+    """Every switch off, but for TF32 where a case asks for it; as they were afterwards."""
+    before = [getattr(owner, name) for _, owner, name in SWITCHES]
+    for _, owner, name in SWITCHES:
+        setattr(owner, name, tf32 and name == "allow_tf32")
     try:
         yield
     finally:
-        matmul.allow_tf32, matmul.allow_bf16_reduced_precision_reduction = before
+        for (_, owner, name), value in zip(SWITCHES, before, strict=True):
+            setattr(owner, name, value)
+
+
+def switches() -> dict[str, bool]:
+    """Each switch as it stands in this process: "products: allow_tf32" -> False."""
+    return {f"{what}: {name}": bool(getattr(owner, name)) for what, owner, name in SWITCHES}

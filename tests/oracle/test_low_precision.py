@@ -289,20 +289,24 @@ def test_the_tier_is_one_of_its_own_and_every_bit_counts() -> None:
     assert standards.of(replace(SMALL, arithmetic=Arithmetic("float32")), rule) == "exact"
 
 
-@pytest.mark.parametrize(
-    ("compute", "wanted"), [("dtype", None), ("bfloat16", (False, False)), ("tf32", (True, False))]
-)
-def test_what_a_gpu_may_round_is_set_for_the_run_and_put_back(
-    compute: Compute, wanted: tuple[bool, bool] | None
-) -> None:
-    def allowed() -> tuple[bool, bool]:
-        matmul = torch.backends.cuda.matmul
-        return matmul.allow_tf32, matmul.allow_bf16_reduced_precision_reduction
-
-    before = allowed()
+@pytest.mark.parametrize(("compute", "tf32"), [("dtype", False), ("bfloat16", False), ("tf32", True)])
+def test_what_a_gpu_may_round_is_set_for_the_run_and_put_back(compute: Compute, tf32: bool) -> None:
+    """In all cases, for convolutions may round to TF32 by default, and products may add up in few bits."""
+    before = numerics.switches()
+    assert before == {
+        "products: allow_tf32": False,
+        "convolutions: allow_tf32": True,
+        "products: allow_bf16_reduced_precision_reduction": True,
+        "products: allow_fp16_reduced_precision_reduction": True,
+    }
     with numerics.of(replace(SMALL, arithmetic=replace(SMALL.arithmetic, compute=compute))):
-        assert allowed() == (wanted or before)
-    assert allowed() == before
+        assert numerics.switches() == {
+            "products: allow_tf32": tf32,
+            "convolutions: allow_tf32": tf32,
+            "products: allow_bf16_reduced_precision_reduction": False,
+            "products: allow_fp16_reduced_precision_reduction": False,
+        }
+    assert numerics.switches() == before
 
 
 @contextmanager
