@@ -63,6 +63,8 @@ class Call:
     """What each input is multiplied by before it is summed (PREMUL_SUM)."""
     times: list[int] = field(default_factory=list)
     """See trace.Times."""
+    queued: Any = None
+    """Of ranks that share a GPU: what the rank had queued there when it issued the call (simulation/streams.py)."""
 
 
 if TYPE_CHECKING:
@@ -265,7 +267,7 @@ class RecordingGroup(_Group):
             raise RuntimeError("Backend gloo does not implement startCoalescing")
         self._coalesced = []
 
-    def _end_coalescing(self, *args: Any) -> Any:
+    def _end_coalescing(self, *args: Any) -> Together:
         """One work for all calls since the start; each was issued when it was made."""
         if self._coalesced is None:
             raise RuntimeError("Backend gloo does not implement endCoalescing")
@@ -411,11 +413,11 @@ class Together(c10d.Work):
 
     def __init__(self, works: Sequence[Any]) -> None:
         super().__init__()
-        self._works = works
+        self.works = works
 
     def wait(self, timeout: Any = None) -> bool:
         """Wait for each."""
-        for work in self._works:
+        for work in self.works:
             work.wait()
         return True
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from torch import Tensor
 
@@ -19,6 +19,7 @@ from fsdpcheck.simulation.device.timelines import Timeline
 from fsdpcheck.simulation.here import here
 from fsdpcheck.simulation.identity import Identity, Names
 from fsdpcheck.simulation.scheduler import Baton
+from fsdpcheck.simulation.streams import OnHost
 from fsdpcheck.simulation.watch import Watch
 
 if TYPE_CHECKING:
@@ -43,6 +44,8 @@ class Exchange:
     source: int = -1
     known: dict[int, int] = field(default_factory=dict)
     """What the members had heard of, of a program that is watched."""
+    computed: Any = None
+    """Of ranks that share a GPU: what the results come after (simulation/streams.py)."""
     begun: dict[Timeline, int] = field(default_factory=dict)
     """Of ranks with a GPU: what their streams had come to when they issued it."""
 
@@ -106,6 +109,7 @@ class Run(Protocol):
     names: dict[int, Names]
     alone_of: int
     payloads: list[int]
+    streams: OnHost
 
     @property
     def children(self) -> Children: ...

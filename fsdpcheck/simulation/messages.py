@@ -125,7 +125,9 @@ def _meet(run: Run, group: Identity, sent: _Side, wanted: _Side) -> None:
     for listener in LISTENERS:
         listener({sent.rank: sent.call, wanted.rank: wanted.call})
     wanted.there.source = group[1].index(sent.rank)
+    run.streams.after([sent.call.queued])
     wanted.there.results = {wanted.rank: [tensor.detach().clone() for tensor in sent.call.inputs]}
+    wanted.there.computed = sent.there.computed = run.streams.issued()
     sent.there.results = {sent.rank: []}
     learn(wanted.there.known, sent.there.known)
     for side in (sent, wanted):

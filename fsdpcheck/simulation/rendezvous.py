@@ -166,8 +166,10 @@ def _complete(run: Run, there: Instance) -> None:
         refuse(run, there.calls)
     for listener in LISTENERS:
         listener(there.calls)
+    run.streams.after(call.queued for call in calls)
     try:
         there.results = dict(zip(there.members, _computed(run, calls), strict=True))
+        there.computed = run.streams.issued()
     except NotSupported:
         raise
     except Exception as error:  # as on gloo, where each rank computes and so finds out

@@ -29,6 +29,7 @@ from fsdpcheck.simulation.identity import Names
 from fsdpcheck.simulation.messages import Messages
 from fsdpcheck.simulation.scheduler import CHOICES, Baton, place
 from fsdpcheck.simulation.stragglers import Stragglers
+from fsdpcheck.simulation.streams import ON_HOST, OnHost
 from fsdpcheck.simulation.watch import Watch
 from fsdpcheck.simulation.work import MetWork
 
@@ -48,7 +49,7 @@ class World:
     ``alone_of``: the one rank that runs is the first of so many, and the others do what it does (alone.py); 0 where all
     run.
     ``around``: what is open on each thread that is a rank. ``memory``: makes that of a rank's GPU, of ranks that are
-    watched; see Memory.
+    watched; see Memory. ``streams``: of ranks on a real GPU.
     """
 
     size: int
@@ -62,6 +63,7 @@ class World:
     around: Callable[[], AbstractContextManager[object]] = nullcontext
     memory: Callable[[int, Callable[[Failure], object]], Memory] | None = None
     alone_of: int = 0
+    streams: OnHost = ON_HOST
 
     @property
     def told(self) -> int:
@@ -84,7 +86,7 @@ class SimulatedRun:
         self.world, world_size, self.decisions = world, world.size, decisions
         self.heard = decisions or (Decisions() if world.watched else None)
         """What ranks have told each other, of a program that is watched or decided."""
-        self.averaging = world.averaging
+        self.averaging, self.streams = world.averaging, world.streams
         self.globals = RankGlobals(world_size, world.apart, world.per_node, world.told)
         choose = CHOICES[world.schedule]
 

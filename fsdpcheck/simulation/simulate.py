@@ -33,6 +33,7 @@ from fsdpcheck.simulation.programs.shared import SharedByProgram
 from fsdpcheck.simulation.programs.streams import Printed
 from fsdpcheck.simulation.run import SimulatedRun, World
 from fsdpcheck.simulation.shapes_alone import ShapesAlone
+from fsdpcheck.simulation.streams import ON_HOST, OnGpu
 from fsdpcheck.simulation.threads import Pool
 
 if TYPE_CHECKING:
@@ -106,7 +107,8 @@ class Options:
     whether what ranks print is printed, the rank before each line. ``cuda_as_cpu``: play GPUs on the CPU, one a rank of
     a node (programs/cuda.py). ``own``: installed packages that each rank imports for itself, as it does a user's
     modules; of Python alone. ``alone_of``: one rank runs, as the first of so many (simulation/alone.py); 0 for all.
-    ``without_values``: of tensors there are shapes alone (simulation/shapes_alone.py).
+    ``without_values``: of tensors there are shapes alone (simulation/shapes_alone.py). ``on_gpu``: ranks share a real
+    GPU, on a stream each (simulation/streams.py).
     """
 
     schedule: SchedulePolicy = "forward"
@@ -118,6 +120,7 @@ class Options:
     own: tuple[str, ...] = ()
     alone_of: int = 0
     without_values: bool = False
+    on_gpu: bool = False
 
 
 def simulate(
@@ -193,6 +196,7 @@ def _simulated(
     kept = process_state.Kept((), world_size)
     gpus, loggers = _gpus(options.alone_of or world_size, options), RankLoggers()
     shapes = ShapesAlone() if options.without_values else None
+    streams = OnGpu() if options.on_gpu else ON_HOST
 
     def on_rank(rank: int) -> None:
         with ExitStack() as stack:
@@ -225,7 +229,8 @@ def _simulated(
             joined=False,
             per_node=options.per_node,
             watched=True,
-            around=gpus.on_thread,
+            around=streams.of_rank if options.on_gpu else gpus.on_thread,
+            streams=streams,
             memory=None if isinstance(gpus, NoGpu) or options.alone_of else gpus.memory,
             alone_of=options.alone_of,
         )

@@ -75,6 +75,7 @@ class MetWork(c10d.Work):
             learn(there.known, run.heard.known_to(rank))
         if self._flight is not None:
             self._flight.inputs_stay = bool(asked)
+        call.queued = run.streams.issued()
         self._open = OpenCall(call, where)
         run.open_calls[rank].append(self._open)
 
@@ -175,7 +176,10 @@ class MetWork(c10d.Work):
         collective = self._call.collective
         if not deadlock.leaves_early(self._rank, collective):
             return False
+        streams = self._run.streams
+        streams.after([self._call.queued])  # this may be the thread of another rank
         self._call.inputs = [tensor.detach().clone() for tensor in self._call.inputs]
+        self._call.queued = streams.issued()
         if collective.op == "scatter":
             self._there.results[self._rank] = [self._call.inputs[collective.group.index(self._rank)]]
         self._left_early = True
@@ -195,6 +199,8 @@ class MetWork(c10d.Work):
             raise copy.copy(self._there.error).with_traceback(None)
         results = self._there.results.pop(self._rank, []) if self._left_early else self._there.results.pop(self._rank)
         memory = self._call.collective.op in AS_MEMORY
+        self._run.streams.after([self._there.computed])
+        self._run.streams.used(results)
         for output, value in zip(self._call.outputs, results, strict=False):
             if output.is_sparse:
                 with torch.no_grad():

@@ -30,6 +30,7 @@ from fsdpcheck.simulation.globals import module_global
 from fsdpcheck.simulation.here import current_rank
 from fsdpcheck.simulation.run import SimulatedRun, World
 from fsdpcheck.simulation.shared_locks import set_apart
+from fsdpcheck.simulation.streams import ON_HOST, OnGpu, OnHost
 from fsdpcheck.simulation.threads import Pool
 from fsdpcheck.workload import numerics
 
@@ -62,7 +63,9 @@ class InProcessEngine:
         limit_seconds: float | None = None,
     ) -> None:
         self._limit = Limit(limit_seconds)
+        self.kind = "simulated" if str(device) == "cpu" else "simulated-cuda"
         self._device, self._budget, self._program = torch.device(device), budget_seconds, program
+        self._streams = OnGpu() if self._device.type == "cuda" else ON_HOST
         self._pools: dict[int, Pool] = {}
         weakref.finalize(self, _close_all, self._pools)  # also at the interpreter's exit
         self._runs = 0
@@ -92,7 +95,9 @@ class InProcessEngine:
                 stack.enter_context(poison.of_ranks(request.memory))
                 stack.enter_context(numerics.of(request.case))
                 hits = stack.enter_context(patches.installed(request.installs))
-                begun = SimulatedRun(_world(request), shared.begin(request) if shared is not None else None)
+                begun = SimulatedRun(
+                    _world(request, self._streams), shared.begin(request) if shared is not None else None
+                )
                 results = [RankResult(rank) for rank in range(world_size)]
 
                 def on_rank(rank: int) -> None:
@@ -149,7 +154,7 @@ class InProcessEngine:
             gc.collect(1 if self._runs % _COLLECT_ALL_EVERY else 2)
 
 
-def _world(request: RunRequest) -> World:
+def _world(request: RunRequest, streams: OnHost) -> World:
     case = request.case
     return World(
         case.world_size,
@@ -157,6 +162,8 @@ def _world(request: RunRequest) -> World:
         case.arithmetic.averaging if isinstance(case, TrainingCase) else "divide",
         tuple(map(module_global, adapters.features(request.adapter).rank_local)),
         _foreign_code(request),
+        around=streams.of_rank,
+        streams=streams,
     )
 
 
