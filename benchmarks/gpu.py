@@ -177,11 +177,12 @@ def _equal_bits(device: str) -> list[str]:
     Parameters are compared where SGD makes them. Adam divides by a root, and what it makes of equal gradients was
     rounded otherwise on an H200; from its second step on gradients are of other parameters.
     """
+    from fsdpcheck.engines._common.metal import Metal
     from fsdpcheck.engines.simulated import SimulatedEngine
     from fsdpcheck.judging.run import Run
 
     told, differing = [], []
-    engines = SimulatedEngine(), SimulatedEngine(device=device)
+    engines = SimulatedEngine(), SimulatedEngine(metal=Metal("cuda" if device == "cuda" else "cpu", "memory"))
     try:
         for adapter in _ADAPTERS:
             here, there = (Run(engine, adapter) for engine in engines)

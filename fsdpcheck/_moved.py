@@ -99,7 +99,7 @@ MOVED = {
     "engines._environment": "simulation.environment",
     "engines._follower": "engines._real.follower",
     "engines._globals": "simulation.globals",
-    "engines._gloo": "engines._real.gloo",
+    "engines._gloo": "engines._real.groups",
     "engines._installs": "engines._common.patches",
     "engines._links": "engines._real.transport",
     "engines._movement": "simulation.semantics",

@@ -11,6 +11,7 @@ from typing import Final, get_args
 from fsdpcheck import adapters
 from fsdpcheck.case import Trait
 from fsdpcheck.case.profiles import PROFILES
+from fsdpcheck.engines._common import metal
 from fsdpcheck.errors import HOLDS
 
 _EPILOG: Final = """examples, once for each release:
@@ -136,5 +137,6 @@ def _values() -> dict[str, tuple[str, ...]]:
     named = (*chapters, *laws)
     return {
         "--adapter": adapters.names(), "--law": named, "--avoid": get_args(Trait), "--profile": tuple(PROFILES),
-        "--engine": _ENGINES, "--install": tuple(faults.faults()),
+        "--engine": _ENGINES, "--device": get_args(metal.Device), "--backend": ("gloo", "nccl"),
+        "--install": tuple(faults.faults()),
     }  # fmt: skip

@@ -8,13 +8,11 @@ from dataclasses import replace
 from pathlib import Path
 
 from fsdpcheck.cli import own_parts, sessions, values
+from fsdpcheck.engines._common import metal
 from fsdpcheck.errors import UsageError, explain
 from fsdpcheck.errors.excerpt import shown
 from fsdpcheck.report import colour, finding
 from fsdpcheck.session.supervisor import replayed
-
-_HINTS = {"processes": "processes", "torchrun": "processes"}  # engine of a token -> the one that replays it
-
 
 EPILOG = """examples:
   fsdpcheck replay 'v2:AAAA...'                        the case of a finding, on simulated ranks
@@ -37,6 +35,7 @@ def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     replay.add_argument("what", metavar="TOKEN|FILE", help="a token (v2:...) or a file that holds tokens")
     engine = "how ranks are had (default: as the token says)"
     values.one_of(replay, "--engine", ("simulated", "processes"), engine)
+    sessions.add_metal(replay)
     replay.add_argument("--adapter", metavar="NAME", help="run this implementation (default: the token's)")
     replay.add_argument(
         "--install", action="append", default=[], metavar="NAME", help="allow or add an install (default: none)"
@@ -66,13 +65,14 @@ def replay_command(options: argparse.Namespace) -> int:
         raise UsageError(explain("--script writes one program", got=got, wanted="one token", then=then))
     paint, codes = colour.painter(sys.stdout), []
     for token in tokens:
-        engine = options.engine or _HINTS.get(token.engine, "simulated")
+        engine = _kind(options, token.engine)
         found = shown(replayed(replay.encode(token), engine, options.budget, tuple(options.laws)))
         codes.append(found.exit_code)
         if found.finding is not None:
             broken = found.finding
-            if broken.engine != "simulated":
-                broken = replace(broken, confirmed="yes", note=f"run on {broken.engine}")
+            if not metal.is_simulated(engine):
+                there = f"{metal.of(engine).words} x{token.case.world_size}"
+                broken = replace(broken, confirmed="yes", confirmed_on=(there,))
             print(finding.render([broken], len(codes), paint, token.installs))
             if options.script is not None:
                 from fsdpcheck.report import reproducer  # imports torch
@@ -87,3 +87,10 @@ def replay_command(options: argparse.Namespace) -> int:
         for what in found.left:
             print(f"  {what}; it was put back (docs/threat-model.md)")
     return verdict.exit_code(codes)
+
+
+def _kind(options: argparse.Namespace, known: str) -> str:
+    """The kind of ranks that is asked for; where nothing is said of it, what comes next to ``known``, a token's."""
+    if options.engine is None and options.device == "cpu" and options.backend is None:
+        return metal.that_replays(known)
+    return metal.kind_of(options.engine or "processes", options.device, options.backend)

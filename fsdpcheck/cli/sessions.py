@@ -8,12 +8,13 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 from fsdpcheck import adapters
 from fsdpcheck.case.profiles import PROFILES
 from fsdpcheck.cli import forms, own_parts, values
 from fsdpcheck.cli.exits import is_launched
+from fsdpcheck.engines._common import metal
 from fsdpcheck.errors import INTERNAL, FsdpcheckError, UsageError
 from fsdpcheck.report import document
 from fsdpcheck.report.progress import progress
@@ -36,6 +37,7 @@ def add(run: argparse.ArgumentParser) -> None:
         help=f"a built-in name, pkg.mod:attr or file.py:attr; repeatable (default: {_defaults()})",
     )
     values.one_of(run, "--engine", ("simulated", "processes"), "how ranks are had (default: simulated)", "simulated")
+    add_metal(run)
     sizes = "numbers of ranks: 3, 1-5 or 2,13 (default: the profile's; quick: 1-5)"
     run.add_argument("--world-size", type=values.world_sizes, default=(), metavar="1-5", help=sizes)
     several("--law", metavar="GLOBS", help="only laws that match, such as 'norms.*,state.*'; repeatable (default: all)")
@@ -70,6 +72,21 @@ def add(run: argparse.ArgumentParser) -> None:
     )
     run.add_argument("--real", action="store_true", help="your model as it is, own weights, by the rounding laws")
     own_parts.add(run)
+
+
+def add_metal(parser: argparse.ArgumentParser) -> None:
+    """On what ranks compute, and over what they speak."""
+    device = "where tensors of ranks lie; simulated ranks share one GPU, on a stream each (default: cpu)"
+    values.one_of(parser, "--device", get_args(metal.Device), device, "cpu")
+    backend = "what real ranks speak over: gloo's may share GPUs (default: nccl with --device cuda, else gloo)"
+    values.one_of(parser, "--backend", ("gloo", "nccl"), backend)
+
+
+def kind_of(options: argparse.Namespace, engine: str) -> str:
+    """The kind of ranks that is asked for; under torchrun those that it has started. Raises UsageError."""
+    if not is_launched():
+        return metal.kind_of(engine, options.device, options.backend)
+    return metal.launched(metal.of(metal.kind_of("processes", options.device, options.backend)))
 
 
 def add_laws(parser: argparse.ArgumentParser) -> None:
@@ -141,7 +158,7 @@ def plan_of(options: argparse.Namespace) -> Plan:
     return Plan(
         adapters=tuple(reversed(asked.values())) or adapters.default_names(),
         laws=tuple(glob for globs in options.law for glob in parse_globs(globs)) or ("*",),
-        engine=options.engine,
+        engine=kind_of(options, options.engine),
         world_sizes=options.world_size,
         profile=options.profile,
         installs=tuple(options.install),

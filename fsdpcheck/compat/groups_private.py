@@ -25,6 +25,8 @@ BACKEND = "fsdpcheck"
 """Name under which recorded process groups are registered with torch.distributed."""
 OVER_GLOO = "fsdpcheck_gloo"
 """The same in a process that was forked from one in which ``BACKEND`` may stand for simulated ranks."""
+OVER_NCCL = "fsdpcheck_nccl"
+"""The same over NCCL."""
 
 
 def group_identity(group: Any) -> tuple[str, tuple[int, ...]]:
@@ -190,21 +192,25 @@ def announce_groups(making: Callable[[str, tuple[int, ...]], AbstractContextMana
     module._new_process_group_helper = announced
 
 
-def stand_in_for_gloo(making: Callable[[str, tuple[int, ...]], AbstractContextManager[object]]) -> None:
-    """From now on groups that this process asks of gloo are those of ``OVER_GLOO``, by gloo's name. Tried: 2.13.0.
+def stand_in_for(
+    backend: str, other: str, making: Callable[[str, tuple[int, ...]], AbstractContextManager[object]]
+) -> None:
+    """From now on groups that this process asks of ``backend`` are those of ``other``, by its name. Tried: 2.13.0.
 
-    ``making(name, ranks)`` is open while one is made. Groups of other backends are made as they were.
+    ``making(name, ranks)`` is open while one is made. Groups of other backends are made as they were. Who names none
+    means gloo where there is no GPU.
     """
+    unnamed = backend == dist.Backend.GLOO and not torch.cuda.is_available()
+    meant = (backend, *((dist.Backend.UNDEFINED,) if unnamed else ()))
     module: Any = dist.distributed_c10d
     make = module._new_process_group_helper
 
     @functools.wraps(make)
     def ours(size: int, place: Any, ranks: Any, backend: Any, *args: Any, **options: Any) -> Any:
-        on_gloo = (dist.Backend.GLOO, *(() if torch.cuda.is_available() else (dist.Backend.UNDEFINED,)))
-        if place is None or dist.Backend(backend or dist.Backend.UNDEFINED) not in on_gloo:
+        if place is None or dist.Backend(backend or dist.Backend.UNDEFINED) not in meant:
             return make(size, place, ranks, backend, *args, **options)
         with making(str(args[1]), tuple(ranks) or tuple(range(size))):
-            group, store = make(size, place, ranks, dist.Backend(OVER_GLOO), *args, **options)
+            group, store = make(size, place, ranks, dist.Backend(other), *args, **options)
         _named(group, backend)
         return group, store
 

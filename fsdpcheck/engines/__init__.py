@@ -1,11 +1,11 @@
-"""Ways of having ranks, one a file: ``<name>.py`` holds the class ``<Name>Engine``."""
+"""Ways of having ranks, one a file: ``<name>.py`` holds the class ``<Name>Engine``; kinds: _common/metal.py."""
 
 from __future__ import annotations
 
 import importlib
-from pathlib import Path
 from typing import TYPE_CHECKING
 
+from fsdpcheck.engines._common import metal
 from fsdpcheck.errors import UsageError, spelling
 
 if TYPE_CHECKING:
@@ -13,17 +13,22 @@ if TYPE_CHECKING:
 
 
 def names() -> tuple[str, ...]:
-    """All engines, sorted: every module of this folder but the protocol and what starts with an underscore."""
-    stems = (path.stem for path in Path(__file__).parent.glob("*.py"))
-    return tuple(sorted(stem for stem in stems if not stem.startswith("_") and stem != "base"))
+    """All kinds of ranks, those of torchrun as one."""
+    return (*metal.KINDS, next(iter(metal.LAUNCHED)))
 
 
-def open_engine(name: str, budget_seconds: float | None = None) -> Engine:
-    """A new engine, to be closed by the caller. ``budget_seconds`` limits one run (see base.py). Raises UsageError."""
-    if name not in names():
-        raise UsageError(f"unknown engine {name!r};{spelling.hint(name, names())} known: {', '.join(names())}")
+def open_engine(kind: str, budget_seconds: float | None = None) -> Engine:
+    """A new engine of a kind of ``metal.KINDS``, to be closed by the caller. ``budget_seconds`` limits one run.
+
+    Raises UsageError for a kind that there is not, and for one that this machine cannot have.
+    """
+    if kind not in metal.KINDS:
+        known = tuple(metal.KINDS)
+        raise UsageError(f"unknown engine {kind!r};{spelling.hint(kind, known)} known: {', '.join(known)}")
+    name, wanted = metal.KINDS[kind].engine, metal.KINDS[kind].metal
+    metal.require(wanted)
     module = importlib.import_module(f"{__name__}.{name}")
-    engine: Engine = getattr(module, f"{name.title()}Engine")(budget_seconds=budget_seconds)
+    engine: Engine = getattr(module, f"{name.title()}Engine")(metal=wanted, budget_seconds=budget_seconds)
     return engine
 
 

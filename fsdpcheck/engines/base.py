@@ -22,10 +22,12 @@ class Engine(Protocol):
     cannot serve at all, and KeyboardInterrupt after cleaning up. ``close`` ends ranks; it may be called twice.
     ``declared``: what the implementation that a reference names declares, read where its ranks run; raises what
     adapters.load raises. ``stored`` and ``read``: what it finds in a checkpoint (program/checkpoints.py). ``settle``:
-    what ranks have left changed of their process that no run has told; put back.
+    what ranks have left changed of their process that no run has told; put back. ``kind``: its ranks, as
+    _common/metal.py names them.
     """
 
     name: str
+    kind: str
 
     def run(self, request: RunRequest) -> Execution: ...
 

@@ -14,9 +14,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from contextlib import suppress
 
-import torch
-
 from fsdpcheck.engines._common import hosts
+from fsdpcheck.engines._common import metal as metals
+from fsdpcheck.engines._common.metal import MEMORY, Metal
 from fsdpcheck.engines._simulated.questions import Close, Settings, Settle, Simulate
 from fsdpcheck.execution import Execution, Failure, RankResult, RunRequest
 from fsdpcheck.execution.assembly import assemble
@@ -29,19 +29,20 @@ class SimulatedEngine(hosts.Hosted):
 
     ``budget_seconds``: a limit the user sets on one run for ranks that never stop computing; the failure is then
     "no progress" with every rank's stack, and never a deadlock. ``limit_seconds``: what a run may use up when nobody
-    set one (processes/limit.py).
+    set one (processes/limit.py). ``metal``: ranks compute on the processors, or all on one GPU, on a stream each.
     """
 
     name = "simulated"
 
     def __init__(
         self,
-        device: str | torch.device = "cpu",
         budget_seconds: float | None = None,
         limit_seconds: float | None = None,
+        metal: Metal = MEMORY,
     ) -> None:
+        self.kind = metals.kind_of("simulated", metal.device, metal.backend)
         limit = limit_of_runs() if limit_seconds is None else limit_seconds
-        self._settings = Settings(str(device), budget_seconds, limit)
+        self._settings = Settings(metal.device, budget_seconds, limit)
         self.meanwhile: Callable[[], None] | None = None
         """What is done once, while the ranks of the next run compute in their own process."""
 

@@ -1,4 +1,4 @@
-"""Real ranks under torchrun: gloo, on the processors, on one node or several.
+"""Real ranks under torchrun, on one node or several: gloo on the processors or on GPUs, or NCCL.
 
 Rank 0 hosts the driver. Every torchrun process, rank 0 too, keeps worker processes that are its rank and that it
 replaces after a failure; so a rank that hangs or dies takes neither torchrun nor the driver along. Cases may have fewer
@@ -20,6 +20,8 @@ from typing import Any, Final
 
 from fsdpcheck.adapters.declaration import Declaration
 from fsdpcheck.engines._common import hosts
+from fsdpcheck.engines._common import metal as metals
+from fsdpcheck.engines._common.metal import GLOO, Metal
 from fsdpcheck.engines._real import keeper, launch, monitor, post
 from fsdpcheck.engines._real.follower import Place
 from fsdpcheck.engines._real.kept import FarLink, KeptLink
@@ -61,12 +63,16 @@ class Ranks:
             self._came, self.hello = True, launch.hello(trouble)
             post.give(self._store, f"hello {self.hello.rank}", messages.dumps(self.hello))
 
-    def engine(self, budget_seconds: float | None = None) -> TorchrunEngine:
-        """In rank 0: what runs cases. Waits until all ranks have come. Raises UsageError for ranks that are unlike."""
+    def engine(self, budget_seconds: float | None = None, metal: Metal = GLOO) -> TorchrunEngine:
+        """In rank 0: what runs cases on ``metal``. Waits until all ranks have come.
+
+        Raises UsageError for ranks that are unlike, and for nodes with fewer GPUs than they need.
+        """
         self.come()
         self._known = self._everybody()
         _require_alike(self._known)
-        return TorchrunEngine(self._store, self._known, budget_seconds)
+        _require_gpus(self._known, metal)
+        return TorchrunEngine(self._store, self._known, budget_seconds, metal)
 
     @property
     def known(self) -> tuple[launch.Hello, ...]:
@@ -113,12 +119,19 @@ class Ranks:
 class TorchrunEngine(hosts.Hosted):
     """The driver, in rank 0: runs requests of at most as many ranks as torchrun started.
 
-    ``budget_seconds``: see ProcessesEngine.
+    ``budget_seconds``, ``metal``: see ProcessesEngine.
     """
 
     name = TORCHRUN
 
-    def __init__(self, store: Any, known: tuple[launch.Hello, ...], budget_seconds: float | None = None) -> None:
+    def __init__(
+        self,
+        store: Any,
+        known: tuple[launch.Hello, ...],
+        budget_seconds: float | None = None,
+        metal: Metal = GLOO,
+    ) -> None:
+        self.metal, self.kind = metal, metals.launched(metal)
         self._known, self._budget, self._limit = known, budget_seconds, Limit()
         self._office = post.Office(store, len(known))
         self._pools: dict[int, Pool] = {}
@@ -188,8 +201,9 @@ class TorchrunEngine(hosts.Hosted):
             raise
 
     def _link(self, number: int, place: Place) -> Link:
+        place = replace(place, metal=self.metal)
         if place.rank == 0:
-            return LocalLink(replace(place, address=launch.own_address()))
+            return LocalLink(replace(place, address=launch.own_address(), on_node=launch.on_node()))
         there = self._known[place.rank]
         near = there.node == self._known[0].node
         lives: Callable[[], bool] = partial(_is_there, there, self._known[0])
@@ -219,6 +233,20 @@ def _require_alike(known: tuple[launch.Hello, ...]) -> None:
         if any(one.versions.get(name) != version for one in known):
             what, then = f"ranks have different versions of {name}", "install one on all nodes"
             raise UsageError(explain(what, got=", ".join(others), wanted=f"{version} on all", then=then))
+
+
+def _require_gpus(known: tuple[launch.Hello, ...], metal: Metal) -> None:
+    """Raises UsageError where a node has fewer GPUs than ranks on it need: one, or over NCCL one each."""
+    if metal.device == "cpu":
+        return
+    metals.require(metal)  # of this node, whose torch says why
+    for node in dict.fromkeys(one.node for one in known):
+        there = [one for one in known if one.node == node]
+        gpus, wanted = there[0].gpus, len(there) if metal.backend == "nccl" else 1
+        if gpus < wanted:
+            got = f"{gpus} GPU{'s' * (gpus != 1)} for {len(there)} ranks on {there[0].host}"
+            then = "--nproc-per-node of as many as there are GPUs, or --backend gloo, whose ranks share them"
+            raise UsageError(explain("a node has too few GPUs", got=got, wanted=f"at least {wanted}", then=then))
 
 
 def _require_shared_folder(pool: Pool, request: RunRequest) -> None:

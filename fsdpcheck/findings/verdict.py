@@ -34,8 +34,8 @@ class Finding:
     ``what, got, wanted, where, cause`` are those of the Violation. ``kind`` is the Execution's failure kind,
     "value" when all ranks finished with a wrong number, "undetermined" when the same case gives other results.
     ``place`` is file:line of the innermost frame outside torch, when a failure has one, or where the first wrong value
-    was seen. ``case`` is the case as JSON, ``words`` the same for people. ``confirmed``: did real gloo processes break
-    the same law on the same case; ``note`` says why not, or what else must be known.
+    was seen. ``case`` is the case as JSON, ``words`` the same for people. ``confirmed``: did real ranks break the
+    same law on the same case; ``note`` says why not, or what else must be known.
     ``when``: which single changes of the case make the law hold, and which kind of case alone breaks it; a line each.
     ``stage``: what of a step differs first, and between which lines. Both may be empty. ``quantity``: what differs
     first, in two words. ``lines``: those that all failing cases run, and none that one change makes hold.
@@ -59,6 +59,8 @@ class Finding:
     words: str
     token: str
     confirmed: Confirmation = "not tried"
+    confirmed_on: tuple[str, ...] = ()
+    """The real ranks that broke the law on the same case: "gloo x4", "nccl x2"."""
     note: str = ""
     when: str = ""
     stage: str = ""
@@ -78,7 +80,7 @@ class Finding:
 
     @staticmethod
     def from_data(data: Mapping[str, Any]) -> Finding:
-        several = {name: tuple(data.get(name, ())) for name in ("holds_with", "breaks_with")}
+        several = {name: tuple(data.get(name, ())) for name in ("holds_with", "breaks_with", "confirmed_on")}
         return Finding(**{**data, **several, "ranks": tuple(map(RankStood.from_data, data.get("ranks", ())))})
 
 

@@ -113,12 +113,12 @@ class Counterexample:
 def finding_of(law: Law, run: Run, case: Case, violation: Violation) -> Finding:
     """The finding that ``violation`` of ``law`` on ``case`` is, right after the run that broke it, without a cause."""
     kind, place = seen(run, violation)
-    token = encode(Token(law.name, run.adapter_ref, case, run.installs, run.schedule, run.engine.name))
+    token = encode(Token(law.name, run.adapter_ref, case, run.installs, run.schedule, run.engine.kind))
     return Finding(
         law=law.name,
         guarantee=law.guarantee,
         adapter=run.adapter_ref,
-        engine=run.engine.name,
+        engine=run.engine.kind,
         kind=kind,
         place=place,
         what=violation.what,

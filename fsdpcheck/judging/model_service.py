@@ -97,7 +97,7 @@ class _OfTheOther:
     """The engine of whoever asks: it runs there."""
 
     def __init__(self, name: str, back: Back) -> None:
-        self.name, self._back = name, back
+        self.name, self.kind, self._back = name, name, back
         self._declared: dict[str, Declaration] = {}
 
     def run(self, request: RunRequest) -> Execution:

@@ -18,11 +18,12 @@ from typing import TYPE_CHECKING, Any, Final
 import pytest
 
 from fsdpcheck import engines
+from fsdpcheck.engines._common import metal
 from fsdpcheck.errors import FsdpcheckError, spelling
 from fsdpcheck.errors.excerpt import visible
 from fsdpcheck.pytest_plugin import options, outcome, own_tests
 from fsdpcheck.pytest_plugin import world as _world
-from fsdpcheck.pytest_plugin.account import PROMISED, TOLD, VANISHED, Account, Accountant, Collected
+from fsdpcheck.pytest_plugin.account import PROMISED, RANKS, TOLD, VANISHED, Account, Accountant, Collected
 from fsdpcheck.session.plan import Plan
 
 if TYPE_CHECKING:
@@ -55,12 +56,13 @@ pytest_addoption = options.add
 def pytest_configure(config: pytest.Config) -> None:
     asked = tuple(dict.fromkeys(config.getoption("--fsdpcheck-adapter")))
     try:
-        config.stash[_WORLD] = _world.of_session(config)
         config.stash[_PLAN] = plan = options.plan(config)
+        config.stash[_ACCOUNT] = account = Account(plan)
+        config.stash[_WORLD] = _world.of_session(config, account.ranks)
         _require_checkable(config, asked)
     except FsdpcheckError as error:
         raise pytest.UsageError(visible(str(error))) from error
-    config.stash[_ASKED], config.stash[_ACCOUNT], config.stash[_LACKS] = asked, Account(plan), []
+    config.stash[_ASKED], config.stash[_LACKS] = asked, []
     before, own_tests.defaults = own_tests.defaults, plan
     config.add_cleanup(lambda: setattr(own_tests, "defaults", before))
     config.pluginmanager.register(Accountant(config.stash[_ACCOUNT]))
@@ -122,7 +124,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 def _is_unasked(law: Law, config: pytest.Config) -> bool:
     """Whether a law is asked on real ranks alone, and these are simulated."""
-    return law.on_real_ranks and config.stash[_PLAN].engine == "simulated"
+    return law.on_real_ranks and metal.is_simulated(config.stash[_PLAN].engine)
 
 
 def _judges(config: pytest.Config) -> Judges:
@@ -271,6 +273,7 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
     if workeroutput is not None:
         workeroutput[PROMISED] = {test: list(pair) for test, pair in account.promised.items()}
         workeroutput[VANISHED] = list(account.vanished)
+        workeroutput[RANKS] = dict(account.ranks)
         return
     if config.option.collectonly:
         return
@@ -306,13 +309,16 @@ def _in_vain(config: pytest.Config) -> bool:
 
 def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> None:
     account, lacks = config.stash[_ACCOUNT], config.stash[_LACKS]
-    if not account.promises and not account.verdicts and not lacks:
+    used = [*_world.summary(account.ranks)]
+    if not account.promises and not account.verdicts and not lacks and not used:
         return
     terminalreporter.section("fsdpcheck")
+    for sentence in used:
+        terminalreporter.line(sentence)
     if config.option.collectonly:
         terminalreporter.line(f"{account.promises} checks promised; none is run to collect them")
         return
-    for sentence in account.lines(config.stash[_PLAN]):
+    for sentence in account.lines(config.stash[_PLAN]) if account.promises or account.verdicts else ():
         terminalreporter.line(sentence)
     for sentence in [*lacks, *([_VAIN] if not lacks and _in_vain(config) else [])]:
         terminalreporter.line(visible(sentence), red=True)

@@ -22,6 +22,7 @@ from fsdpcheck.session.plan import Plan
 NOT_RUN: Final = ("not promised", "not asked", "no case", "too few cases", "not supported")
 PROMISED: Final = "fsdpcheck_promised"
 VANISHED: Final = "fsdpcheck_vanished"
+RANKS: Final = "fsdpcheck_ranks"
 TOLD: Final = "fsdpcheck"
 """What a report of a test has as an attribute, which crosses from the processes of pytest-xdist."""
 _NAMED: Final = 5
@@ -46,6 +47,8 @@ class Account:
         self.unfailed: dict[str, str] = {}
         """Test that did not fail -> "passed", "was skipped" or "xfail"."""
         self.verdicts: Counter[str] = Counter()
+        self.ranks: Counter[str] = Counter()
+        """Kind of ranks of the fixture ``world`` -> how often there were some."""
         self.left: dict[str, None] = {}
         """What adapters left changed of their processes."""
         self._profiles = {plan.profile}
@@ -181,6 +184,7 @@ class Accountant:
         """A worker of pytest-xdist ended; each collects everything, so what one of them promises, all do."""
         for test, pair in getattr(node, "workeroutput", {}).get(PROMISED, {}).items():
             self._account.promised[test] = (pair[0], pair[1])
+        self._account.ranks.update(getattr(node, "workeroutput", {}).get(RANKS, {}))
         self._account.vanished |= dict.fromkeys(getattr(node, "workeroutput", {}).get(VANISHED, ()))
 
 

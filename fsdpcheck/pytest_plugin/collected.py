@@ -13,9 +13,10 @@ from fsdpcheck.judging.law import Law
 from fsdpcheck.judging.run import Run
 from fsdpcheck.loading import provenance
 from fsdpcheck.pytest_plugin.own_tests import Told
+from fsdpcheck.session.confirmation import Confirming
 from fsdpcheck.session.ledger import Ledger
 from fsdpcheck.session.plan import Plan
-from fsdpcheck.session.run import Check, Confirming, versions
+from fsdpcheck.session.run import Check, versions
 
 
 class Collected:

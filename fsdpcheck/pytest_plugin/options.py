@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 
 from fsdpcheck import adapters
 from fsdpcheck.case.profiles import PROFILES
+from fsdpcheck.engines._common import metal
 from fsdpcheck.errors import UsageError, explain
 from fsdpcheck.pytest_plugin import world
 from fsdpcheck.session.plan import Plan, parse_globs, parse_traits, parse_world_sizes
@@ -34,6 +35,10 @@ def add(parser: pytest.Parser) -> None:
     group.addoption("--fsdpcheck-avoid", default="", metavar="TRAITS", help=avoid)
     engine, profile = "how ranks are had (default: simulated)", "cases a law: quick, ci, nightly (default: quick)"
     group.addoption("--fsdpcheck-engine", choices=("simulated", "processes"), default="simulated", help=engine)
+    device = "where tensors of ranks lie (default: cpu)"
+    group.addoption("--fsdpcheck-device", choices=get_args(metal.Device), default="cpu", help=device)
+    backend = "what real ranks speak over (default: nccl on GPUs, else gloo)"
+    group.addoption("--fsdpcheck-backend", choices=("gloo", "nccl"), default=None, help=backend)
     group.addoption("--fsdpcheck-profile", choices=tuple(PROFILES), default="quick", help=profile)
     group.addoption("--fsdpcheck-world-size", default="", metavar="1-5", help="3, 1-5 or 2,13 (default: 1-5 in quick)")
     seed, budget = (
@@ -80,7 +85,7 @@ def plan(config: pytest.Config) -> Plan:
     return Plan(
         adapters=tuple(dict.fromkeys(asked)) or adapters.default_names(),
         laws=globs(given("law")) or ("*",),
-        engine=given("engine"),
+        engine=metal.kind_of(given("engine"), given("device"), given("backend")),
         world_sizes=parse_world_sizes(sizes) if sizes else (),
         profile=given("profile"),
         seed=given("seed"),

@@ -11,7 +11,7 @@ from fsdpcheck.report.conditions import conditions
 from fsdpcheck.session.journal import digest_of_document, digest_of_verdict
 from fsdpcheck.session.ledger import Ledger, Origin
 
-SCHEMA: Final = 7
+SCHEMA: Final = 8
 """Version of the document; it grows with every change that a reader could notice."""
 
 

@@ -37,10 +37,16 @@ def render(group: list[Finding], number: int, paint: Paint, installs: Iterable[s
     lines += _entry("lines", f"{first.lines}\n{_OF_LINES}") if first.lines else []
     lines += _entry("alike", alike(first)) if first.alike else []
     lines += _entry("avoid", f"--avoid {trait} leaves such cases out") if (trait := avoidable(first)) else []
-    lines += [f"  confirmed on gloo: {first.confirmed}" + (f" ({first.note})" if first.note else "")]
+    lines += [f"  confirmed on: {confirmed(first)}"]
     lines += [f"  replay with: {replay_command(first, installs, folder)}"]
     lines += [f"  the same root breaks {other.law}: {replay_command(other, installs, folder)}" for other in others]
     return "\n".join(lines)
+
+
+def confirmed(finding: Finding) -> str:
+    """The real ranks that break the law too, or that none was tried or none does, and why."""
+    on = ", ".join(finding.confirmed_on) or {"no": "none"}.get(finding.confirmed, finding.confirmed)
+    return on + (f" ({finding.note})" if finding.note else "")
 
 
 def avoidable(finding: Finding) -> str:

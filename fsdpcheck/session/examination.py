@@ -14,6 +14,7 @@ from typing import Any, Final
 import torch
 
 from fsdpcheck import engines
+from fsdpcheck.engines._common import metal
 from fsdpcheck.engines.base import TORCHRUN, Engine
 from fsdpcheck.errors import INTERNAL, FsdpcheckError
 from fsdpcheck.errors.excerpt import WHOLE, excerpt
@@ -60,8 +61,9 @@ def examine(refs: Sequence[str], emit: Emit) -> None:
 
 def _engine(name: str, law: Law) -> dict[str, Any]:
     """A step on two ranks, whose gradients are reduced, is what it is on one."""
-    if name == TORCHRUN:
-        return {"event": "engine", "name": name, "problem": "", "code": 0, "told": "(under torchrun alone; not tried)"}
+    lacks = "under torchrun alone" if name == TORCHRUN else metal.of(name).lacks(2)
+    if lacks:
+        return {"event": "engine", "name": name, "problem": "", "code": 0, "told": f"({lacks}; not tried)"}
     with _timed("engine", name=name, told=f"a step of {_REFERENCE}, with its all_reduce, on 2 ranks") as told:
         engine = engines.open_engine(name)
         try:

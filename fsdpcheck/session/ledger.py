@@ -173,10 +173,8 @@ class Ledger:
     def _confirm(self, event: Mapping[str, Any]) -> None:
         key = (event["law"], event["adapter"])
         verdict = self.verdicts[key]
-        finding, *behind = (
-            replace(one, confirmed=event["confirmed"], note=event["note"]) if one.token == event["token"] else one
-            for one in verdict.findings
-        )
+        told = {name: event[name] for name in ("confirmed", "note")} | {"confirmed_on": tuple(event["confirmed_on"])}
+        finding, *behind = (replace(one, **told) if one.token == event["token"] else one for one in verdict.findings)
         self.verdicts[key] = replace(verdict, finding=finding, behind=tuple(behind))
 
 

@@ -8,7 +8,6 @@ what was running when a process died.
 from __future__ import annotations
 
 import fnmatch
-import json
 import os
 import platform
 import time
@@ -24,34 +23,30 @@ import torch
 
 from fsdpcheck import engines
 from fsdpcheck.adapters.contract import WITHOUT_MODEL, Features
-from fsdpcheck.case import Case, KernelCase, Trait, from_json, user_model
+from fsdpcheck.case import Case, Trait, user_model
 from fsdpcheck.case.traits import OF_MODELS
+from fsdpcheck.engines._common import metal
 from fsdpcheck.engines.base import Engine
-from fsdpcheck.errors import FINDING, FsdpcheckError, UsageError, explain, spelling
+from fsdpcheck.errors import UsageError, explain, spelling
 from fsdpcheck.findings import faults, tokens
-from fsdpcheck.findings.verdict import Confirmation, Finding, Verdict
-from fsdpcheck.judging import model_process, nondeterminism, registry
+from fsdpcheck.findings.verdict import Verdict
+from fsdpcheck.judging import model_process, registry
 from fsdpcheck.judging.check import check_case, check_law
 from fsdpcheck.judging.law import Law
 from fsdpcheck.judging.run import Ran, Run
 from fsdpcheck.loading import provenance
+from fsdpcheck.session.confirmation import Confirming, opened
 from fsdpcheck.session.plan import Plan
 from fsdpcheck.session.work_queue import Agenda, Pair
 
 Emit = Callable[[dict[str, Any]], None]
-CONFIRMING = "processes"
-TRIED = 3
-"""Most cases of a law that are run again on processes because simulated ranks share what they write to."""
-_NAMED = 3
-"""Most names of such that are told."""
-_SHARED = "; simulated ranks share module globals: name those that real ranks have apiece in Features.rank_local"
 
 
 def run_session(plan: Plan, emit: Emit, pairs: Iterable[Pair] | None = None, engine: Engine | None = None) -> None:
     """Check ``pairs`` of ``plan`` as they come, by default each law on each adapter, emitting every event.
 
-    Raises UsageError for a plan that cannot begin; everything later is a verdict. ``engine`` overrules the plan's name;
-    the caller closes it.
+    Raises UsageError for a plan that cannot begin, also for want of a GPU; everything later is a verdict. ``engine``
+    overrules the plan's name; the caller closes it.
     """
     torch.set_num_threads(1)
     if plan.coverage:
@@ -60,11 +55,13 @@ def run_session(plan: Plan, emit: Emit, pairs: Iterable[Pair] | None = None, eng
     registry.chapters(plan.laws_from)
     seen = model_process.inspected(*plan.own[:3], plan.units, plan.optimizer) if plan.model else None
     loaded.add(*model_process.loaded())
-    laws = of_engine(chosen_laws(plan.laws), plan.engine if engine is None else engine.name)
+    laws = of_engine(chosen_laws(plan.laws), plan.engine if engine is None else engine.kind)
     laws = laws if seen is None else of_tier(laws, plan.real)
     plan = replace(plan, installs=tuple(faults.resolved(name) for name in plan.installs))
     with ExitStack() as stack:
-        used = engine or _opened(stack, plan.engine, plan.budget)
+        if engine is None:
+            metal.require(metal.of(plan.engine), max(plan.world_sizes, default=1))
+        used = engine or opened(stack, plan.engine, plan.budget)
         declared = _declared(plan.adapters, used, loaded)
         notes = (*(seen.notes if seen else ()), *_too_many_ranks(plan, declared))
         emit({**_plan_event(plan, laws, declared), "notes": notes, "sources": loaded.sources().to_data()})
@@ -139,7 +136,7 @@ def replayed(
     for name in token.installs:
         faults.resolved(name)
     with ExitStack() as stack:
-        used = _opened(stack, engine_name, budget)
+        used = opened(stack, engine_name, budget)
         used.declared(token.adapter)
         deadline = None if budget is None else time.monotonic() + budget
         own, real = user_model(token.case), "real" in token.case.requires()
@@ -162,12 +159,12 @@ def chosen_laws(globs: tuple[str, ...]) -> list[Law]:
     return [found for name, found in known.items() if any(fnmatch.fnmatchcase(name, glob) for glob in globs)]
 
 
-def of_engine(laws: list[Law], engine: str) -> list[Law]:
-    """Those that are for such ranks: on simulated ones all but what compares real ones with them.
+def of_engine(laws: list[Law], kind: str) -> list[Law]:
+    """Those that are for ranks of this kind: on simulated ones all but what compares real ones with them.
 
     Raises UsageError when none is left.
     """
-    found = [one for one in laws if engine != "simulated" or not one.on_real_ranks]
+    found = [one for one in laws if not metal.is_simulated(kind) or not one.on_real_ranks]
     if not found:
         names, then = ", ".join(one.name for one in laws), "--engine processes, or torchrun -m fsdpcheck run"
         raise UsageError(explain("of the chosen laws none is asked on simulated ranks", got=names, then=then))
@@ -207,12 +204,6 @@ def _plan_event(plan: Plan, laws: list[Law], declared: Mapping[str, Features]) -
         "unpromised": {ref: _unpromised(laws, has) for ref, has in declared.items()},
         "versions": versions(),
     }
-
-
-def _opened(stack: ExitStack, name: str, budget: float | None) -> Engine:
-    engine = engines.open_engine(name, budget)
-    stack.callback(engine.close)
-    return engine
 
 
 class Check:
@@ -266,81 +257,3 @@ def _telling(emit: Emit, seen: list[Case]) -> Callable[[Law, Run, Case], None]:
         emit({"event": "case", "law": found.name, "adapter": run.adapter_ref, "case": case.to_json()})
 
     return tell
-
-
-class Confirming:
-    """Runs cases again on real gloo processes, which start when the first needs them: minimal ones that break a law,
-    and some that hold where simulated ranks share what they write to."""
-
-    def __init__(self, stack: ExitStack, plan: Plan, used: Engine) -> None:
-        self._stack, self._plan, self._used = stack, plan, used
-        self._engine: Engine | None = None
-
-    def __call__(self, found: Law, finding: Finding) -> dict[str, str]:
-        confirmed, note = self._confirm(found, finding)
-        notes = [text for text in (finding.note, note) if text]
-        return {"token": finding.token, "confirmed": confirmed, "note": "; ".join(notes)}
-
-    def _confirm(self, found: Law, finding: Finding) -> tuple[Confirmation, str]:
-        case = from_json(json.dumps(finding.case))
-        if isinstance(case, KernelCase):
-            return "not tried", "kernels run in a process of their own, without ranks"
-        if finding.kind == "undetermined" or finding.engine == CONFIRMING:
-            return "yes", "found on gloo processes"
-        if self._used.name != "simulated":
-            return "yes", f"found on {self._used.name}"
-        if not self._plan.confirm:
-            return "not tried", "--no-confirm"
-        try:
-            run = Run(self._real, finding.adapter, self._plan.installs)
-            verdict = check_case(found, run, case, diagnose=False)
-            varies = verdict.finding is None and run.asked is not None and nondeterminism.varies(run, run.asked)
-        except FsdpcheckError as error:
-            return "not tried", str(error)
-        return _compared(finding, verdict, varies)
-
-    @property
-    def _real(self) -> Engine:
-        if self._engine is None:
-            self._engine = _opened(self._stack, CONFIRMING, self._plan.budget)
-        return self._engine
-
-    def held(self, found: Law, run: Run, verdict: Verdict, cases: list[Case]) -> Verdict:
-        """``verdict``, that ``found`` holds, with what real ranks say of it where simulated ones share what they write.
-
-        Cases on the fewest of several ranks are run again, ``TRIED`` at most. One that breaks the law is its finding.
-        """
-        shared = ", ".join(list(run.ran.shared)[:_NAMED]) + ", ..." * (len(run.ran.shared) > _NAMED)
-        several = [case for case in dict.fromkeys(cases) if case.world_size > 1]
-        fewest = min((case.world_size for case in several), default=0)
-        chosen = [case for case in several if case.world_size == fewest]  # some of them are not exact, and run nowhere
-        tried, untried = 0, "" if self._plan.confirm else "--no-confirm"
-        for case in chosen if not untried else ():
-            if tried == TRIED:
-                break
-            try:
-                there = check_case(found, replace(run.on(self._real), avoid=run.avoid), case, diagnose=False)
-            except FsdpcheckError as error:
-                untried = str(error)
-                break
-            if there.finding is not None:
-                cause = f"holds on simulated ranks alone, which share {shared}: real ranks have one each"
-                broken = replace(there.finding, cause=cause, note="not made smaller")
-                return replace(verdict, status="finding", finding=broken, exit_code=FINDING).bounded()
-            tried += there.status == "holds"
-        told = f"simulated ranks share {shared}, and write to it"
-        told += f"; {tried} of these cases held on gloo processes too" if tried else "; not tried on real ranks"
-        told += f": {untried}" if untried else ""
-        return replace(verdict, reason="; ".join(text for text in (verdict.reason, told) if text)).bounded()
-
-
-def _compared(finding: Finding, verdict: Verdict, varies: bool) -> tuple[Confirmation, str]:
-    there = verdict.finding
-    if there is None and varies:
-        return "no", f"on gloo: {verdict.status}, but run again in the same processes it gives other results"
-    if there is None:
-        told = f"on gloo: {verdict.status} {verdict.reason}".rstrip()
-        return "no", told + (_SHARED if verdict.status == "holds" else "")
-    if there.kind == "value" and there.got != finding.got:
-        return "yes", f"the law breaks on gloo too, with other numbers: got {there.got}"
-    return "yes", "" if there.kind == finding.kind else f"on gloo it fails as: {there.kind}"

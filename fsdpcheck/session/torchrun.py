@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, Final, NoReturn
 
 from fsdpcheck.engines import torchrun
-from fsdpcheck.engines.base import TORCHRUN
+from fsdpcheck.engines._common import metal
 from fsdpcheck.errors import UsageError, explain, writing
 from fsdpcheck.session.ledger import Ledger
 from fsdpcheck.session.plan import Plan
@@ -45,13 +45,13 @@ def session(plan: Plan, listen: Callable[[Ledger, Mapping[str, Any]], None], fil
         fork_servers_of(plan.adapters)
     own, ledger = _RankFile(files), Ledger(plan)
     _to_write.append(own)
-    engine = ranks().engine(plan.budget)
+    engine = ranks().engine(plan.budget, metal.of(plan.engine))
 
     def emit(event: dict[str, Any]) -> None:
         ledger.take(event)
         listen(ledger, event)
         if event["event"] == "plan":
-            note = {"event": "note", "text": where_it_runs()}
+            note = {"event": "note", "text": where_it_runs(metal.of(plan.engine))}
             ledger.take(note)
             listen(ledger, note)
         interrupt.again()
@@ -99,12 +99,14 @@ def leave(code: int) -> None:
     torchrun.no_more_signals()
 
 
-def where_it_runs() -> str:
-    """The ranks in words: how many, on how many nodes, over what."""
+def where_it_runs(on: metal.Metal) -> str:
+    """The ranks in words: how many, on how many nodes, on what, over what."""
     known = ranks().known
     nodes, gpus = len({one.node for one in known}), max(one.gpus for one in known)
-    text = f"ranks: {len(known)} of torchrun on {nodes} node{'s' * (nodes > 1)}, gloo on the processors"
-    return text + f"; {gpus} GPUs of a node are not used, and NCCL is not checked" * bool(gpus)
+    over = on.words if on.device == "cuda" else "gloo on the processors"
+    text = f"ranks: {len(known)} of torchrun on {nodes} node{'s' * (nodes > 1)}, {over}"
+    unused = bool(gpus) and on.device == "cpu"
+    return text + f"; {gpus} GPUs of a node are not used, and NCCL is not checked: --device cuda" * unused
 
 
 def _fitted(plan: Plan) -> Plan:
@@ -119,7 +121,7 @@ def _fitted(plan: Plan) -> Plan:
         raise UsageError(explain(what, got=", ".join(map(str, given)), wanted=f"at most {most}", then=then))
     fewer = sorted({1, 2, most // 2, most} - {0, most})
     sizes = plan.world_sizes or (*(size for size in fewer if size < most), *(most,) * max(1, len(fewer)))
-    return replace(plan, engine=TORCHRUN, world_sizes=sizes)
+    return replace(plan, world_sizes=sizes)
 
 
 class _RankFile:

@@ -27,7 +27,7 @@ _SESSION = {
     "--optimizer", "--units", "--real", "--parallelize", "--step", "--clip", "--mesh", "--averaging",
     "--roots", "--rank-files", "--html", "--junit", "--sarif", "--markdown", "--github", "--verbose", "-v",
     "--private", "--factor", "--shows", "--save", "--load", "--read", "--load-at", "--keeps",
-    "--param-dtype", "--reduce-dtype",
+    "--param-dtype", "--reduce-dtype", "--device", "--backend",
 }  # fmt: skip
 OPTIONS = {
     "run": {*_SESSION, "--resume", "--coverage", "--shard", "--blocks"},
@@ -42,7 +42,7 @@ OPTIONS = {
     "init": {"--help", "--no-workflow", "-h", "KIND"},
     "replay": {
         "--adapter", "--batch", "--budget", "--engine", "--help", "--install", "--laws", "--loss", "--model",
-        "--optimizer", "--script", "-h", "TOKEN|FILE",
+        "--optimizer", "--script", "-h", "TOKEN|FILE", "--device", "--backend",
     },
     "compare": {
         "--budget", "--cuda-as-cpu", "--exact", "--false-alarm", "--help", "--jobs", "--json", "--own", "--per-node",

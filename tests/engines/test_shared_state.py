@@ -14,6 +14,7 @@ from fsdpcheck.engines.base import Engine
 from fsdpcheck.engines.simulated import SimulatedEngine
 from fsdpcheck.execution import Execution, Failure, RunRequest
 from fsdpcheck.judging.run import Run
+from fsdpcheck.session import confirmation
 from fsdpcheck.session import run as session
 from fsdpcheck.session.plan import Plan
 
@@ -92,7 +93,7 @@ def test_a_law_that_holds_where_ranks_share_what_they_write_is_tried_on_real_ran
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     verdict, ran = told(monkeypatch, "counted")
-    assert (verdict["status"], ran) == ("holds", session.TRIED)
+    assert (verdict["status"], ran) == ("holds", confirmation.TRIED)
     assert "simulated ranks share narrowly_wrong.Counted, and write to it; 3 of these cases held" in verdict["reason"]
     verdict, ran = told(monkeypatch, "through_one_memory", Failure("raised", "rank 1 raised KeyError"))
     assert (verdict["status"], verdict["exit_code"], ran) == ("finding", 1, 1)

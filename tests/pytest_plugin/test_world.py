@@ -11,6 +11,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
+from fsdpcheck.engines._common import metal
 from fsdpcheck.engines._real import gloo_ranks
 from fsdpcheck.engines._real.forked import Said
 from fsdpcheck.engines._real.hangs import Watch
@@ -18,6 +19,8 @@ from fsdpcheck.errors import UsageError
 from fsdpcheck.execution.deadlock import Raised
 from fsdpcheck.pytest_plugin.world import KINDS, Kind, SharedByRanks, World, of_session
 from tests.common.commands import run, run_pytest
+
+HERE = [kind for kind in KINDS if not metal.of(kind).lacks(2)]
 
 SESSION = """
 import os, sys
@@ -121,7 +124,10 @@ def test_the_configuration_file_says_which_ranks_and_the_command_line_comes_firs
 @pytest.mark.parametrize(
     ("ini", "said"),
     [
-        ("fsdpcheck_world = threads", "there are no such ranks\n*got     threads\n*wanted  simulated or processes"),
+        (
+            "fsdpcheck_world = threads",
+            f"there are no such ranks\n*got     threads\n*wanted  {', '.join(KINDS)}",
+        ),
         ("fsdpcheck_world_timeout = soon", "fsdpcheck_world_timeout is no time"),
         ("fsdpcheck_world_timeout = -1", "fsdpcheck_world_timeout is no time"),
     ],
@@ -299,7 +305,7 @@ def _drawn() -> tuple[object, ...]:
 
 def test_both_kinds_of_ranks_return_the_same_and_draw_the_same_numbers_each_its_own() -> None:
     world = of("simulated")
-    simulated, real = (world.on(kind).run(_drawn, 2) for kind in KINDS)
+    simulated, real = (world.on(kind).run(_drawn, 2) for kind in ("simulated", "processes"))
     assert simulated == real
     assert len(set(simulated[0][1])) == 2
     with pytest.raises(UsageError, match="nothing was simulated"):
@@ -316,7 +322,7 @@ def test_what_simulated_ranks_wrote_to_though_they_share_it_is_a_warning() -> No
         of("simulated").run(program, 2)
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", HERE)
 def test_a_number_of_ranks_that_is_none_is_a_usage_error(kind: Kind) -> None:
     with pytest.raises(UsageError, match="this is no number of"):
         of(kind).run(print, 0)
@@ -342,3 +348,37 @@ def test_a_lost_connection_is_never_the_cause_where_another_rank_has_raised() ->
     ]
     assert sorted(said, key=gloo_ranks._order) == [said[2], said[1], said[0]]
     assert gloo_ranks._next(gone.text) == [gloo_ranks._NEXT]
+
+
+KINDS_SESSION = """
+import pytest
+import torch.distributed as dist
+
+
+def step():
+    dist.init_process_group("gloo")
+    return dist.get_rank()
+
+
+@pytest.mark.parametrize("kind", ["simulated", "processes", "simulated-cuda", "gloo-cuda", "nccl"])
+def test_kind(world, kind):
+    there = world.on(kind)
+    assert there.device == ("cuda" if "cuda" in kind or kind == "nccl" else "cpu")
+    assert there.run(step, 2) == [0, 1]
+"""
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+@pytest.mark.parametrize("workers", ["0", "1"])
+def test_ranks_that_the_machine_lacks_are_skipped_and_the_summary_names_the_metal(
+    place: pytest.Pytester, workers: str
+) -> None:
+    place.makepyfile(KINDS_SESSION)
+    done = place.runpytest_subprocess("-rs", "-n", workers)
+    done.assert_outcomes(passed=2, skipped=3)
+    done.stdout.fnmatch_lines(["*no nccl ranks: ranks on a GPU need one; this is torch*"], consecutive=False)
+    told = [line for line in done.outlines if line.startswith("world: ")]
+    assert told == [
+        "world: 1 run on simulated ranks, in memory on the processors",
+        "world: 1 run on processes ranks, over gloo on the processors",
+    ]

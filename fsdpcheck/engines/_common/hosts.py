@@ -5,6 +5,7 @@ from __future__ import annotations
 import atexit
 from collections.abc import Iterator
 from contextlib import suppress
+from dataclasses import replace
 from typing import Any, Final
 
 from torch import Tensor
@@ -92,6 +93,14 @@ def declared(reference: str) -> Declaration:
     if key not in _declared:
         _declared[key] = _asked(reference, Declare(reference), "imported it")
     return _declared[key]
+
+
+def at_most(declared: Declaration, ranks: int | None) -> Declaration:
+    """The same, of an implementation that takes so many ranks at most; None for as many as it says."""
+    if ranks is None:
+        return declared
+    taken = min(ranks, declared.features.max_world_size or ranks)
+    return replace(declared, features=replace(declared.features, max_world_size=taken))
 
 
 def _asked(reference: str, question: object, what: str) -> Any:

@@ -17,7 +17,9 @@ import torch._C._distributed_c10d as c10d
 from fsdpcheck import adapters, process_state
 from fsdpcheck.compat import torch_private
 from fsdpcheck.engines._common import imports, patches, poison
-from fsdpcheck.engines._real.gloo import World
+from fsdpcheck.engines._common.metal import GLOO, Metal
+from fsdpcheck.engines._real import backends
+from fsdpcheck.engines._real.groups import World
 from fsdpcheck.engines._real.shared_table import Row
 from fsdpcheck.errors import AdapterError, NotPlain
 from fsdpcheck.execution import Failure, RankResult, RunRequest, deadlock
@@ -55,7 +57,8 @@ class Reply:
 class Place:
     """Where a follower finds the others. ``folder`` holds the table and each rank's stack and stderr files.
 
-    ``host``: where the store is. ``address``: where gloo of other ranks finds this one.
+    ``host``: where the store is. ``address``: where gloo of other ranks finds this one. ``on_node``: the number of this
+    rank among those of its node; None where that is ``rank``.
     """
 
     rank: int
@@ -64,6 +67,13 @@ class Place:
     folder: Path
     host: str = "127.0.0.1"
     address: str = "127.0.0.1"
+    metal: Metal = GLOO
+    on_node: int | None = None
+
+    @property
+    def device(self) -> torch.device:
+        """Where the rank computes."""
+        return self.metal.of_rank(self.rank if self.on_node is None else self.on_node)
 
     @property
     def table(self) -> Path:
@@ -89,12 +99,15 @@ def serve(place: Place, pipe: Connection) -> None:
         faulthandler.register(STACK_SIGNAL, stack_file, all_threads=False)
         store = c10d.TCPStore(place.host, place.port, is_master=False)
         row = Row(place.table, place.rank)
-        world = World(place.rank, place.world_size, store, row, place.address)
+        device = place.device
+        if device.type == "cuda":
+            torch.cuda.set_device(device)
+        world = World(place.rank, place.world_size, store, row, backends.connecting(place.metal, device, place.address))
         pipe.send_bytes(b"ready")
         for run in range(1, sys.maxsize):
             request = messages.loads(pipe.recv_bytes())
             loaded = loaded or provenance.Loaded([request.adapter, *request.installs])
-            reply = follow(request, run, world)
+            reply = follow(request, run, world, device)
             reply.files, reply.packages = loaded.files(), loaded.packages()
             pipe.send_bytes(_sent(reply))
 
@@ -110,8 +123,8 @@ def _sent(reply: Reply) -> bytes:
         return messages.dumps(reply)
 
 
-def follow(request: RunRequest, run: int, world: World) -> Reply:
-    """Be one rank of one run. Never raises for what the program does."""
+def follow(request: RunRequest, run: int, world: World, device: torch.device) -> Reply:
+    """Be one rank of one run, on ``device``. Never raises for what the program does."""
     rank = world.rank
     reply = Reply(deadlock.Finished(rank), RankResult(rank))
     torch.set_num_threads(1)
@@ -132,7 +145,7 @@ def follow(request: RunRequest, run: int, world: World) -> Reply:
             stack.enter_context(torch.autograd.set_multithreading_enabled(False))
             world.open(run)
             with kept.on_rank(rank):
-                rank_program(request, rank, torch.device("cpu"), reply.result)
+                rank_program(request, rank, device, reply.result)
     except BaseException as error:
         reply.state, reply.adapter = ending(rank, error), adapter_failure(rank, error)
     else:

@@ -6,10 +6,12 @@ import time
 from pathlib import Path
 from typing import Final
 
+import torch.distributed as dist
+
 from fsdpcheck.compat import groups_private
-from fsdpcheck.engines._real import groups_asked, shared_table
+from fsdpcheck.engines._real import backends, groups_asked, shared_table
 from fsdpcheck.engines._real.forked import Forked, Said
-from fsdpcheck.engines._real.gloo import Publishing
+from fsdpcheck.engines._real.groups import Publishing
 from fsdpcheck.engines._real.shared_table import Header, Row, Table
 from fsdpcheck.execution import Failure, deadlock
 from fsdpcheck.execution.deadlock import Blocked, Exited, Finished, Raised, Running, State
@@ -19,10 +21,13 @@ _RUN: Final = 1
 
 
 def publish(table: Path, rank: int) -> None:
-    """Have the groups over gloo that this process makes from now on publish to its row of ``table``."""
+    """Have the groups over gloo and NCCL that this process makes from now on publish to its row of ``table``."""
     row = Row(table, rank)
     row.begin(_RUN)
-    groups_private.stand_in_for_gloo(Publishing(row).making)
+    groups_private.stand_in_for("gloo", groups_private.OVER_GLOO, Publishing(row).making)
+    if dist.is_nccl_available():
+        over_nccl = Publishing(row, backends.over_nccl, groups_private.OVER_NCCL)
+        groups_private.stand_in_for("nccl", groups_private.OVER_NCCL, over_nccl.making)
 
 
 class Watch:

@@ -59,7 +59,7 @@ class _Kept:
 
     def _own(self, place: Place) -> Place:
         """The place of this rank, with a folder and a table of its own where rank 0's are on another node."""
-        own = replace(place, rank=launch.rank(), address=launch.own_address())
+        own = replace(place, rank=launch.rank(), address=launch.own_address(), on_node=launch.on_node())
         if self._is_far:
             own = replace(own, folder=Path(tempfile.mkdtemp(prefix=leftovers.folder_prefix())))
             shared_table.create(own.table, own.world_size)

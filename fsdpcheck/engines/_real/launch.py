@@ -34,6 +34,11 @@ def rank() -> int:
     return int(os.environ["RANK"])
 
 
+def on_node() -> int:
+    """Which of the processes of its node this is."""
+    return int(os.environ.get("LOCAL_RANK", "0"))
+
+
 def node() -> int:
     """The number of the node that this process is on."""
     return int(os.environ.get("GROUP_RANK", "0"))

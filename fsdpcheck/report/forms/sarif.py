@@ -64,7 +64,12 @@ def _result(finding: Finding, root_number: int, ledger: Ledger, rules: dict[str,
         "message": {"text": _message(finding, ledger)},
         "locations": [_location(finding, place)],
         "partialFingerprints": {"fsdpcheck/v1": _fingerprint(finding)},
-        "properties": {**known, "case": dict(finding.case), "confirmed": finding.confirmed},
+        "properties": {
+            **known,
+            "case": dict(finding.case),
+            "confirmed": finding.confirmed,
+            "confirmed_on": [*finding.confirmed_on],
+        },
     }
     if finding.law in rules:
         result["ruleIndex"] = rules[finding.law]

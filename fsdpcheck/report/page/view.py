@@ -12,7 +12,7 @@ from fsdpcheck.findings.roots import grouped
 from fsdpcheck.findings.verdict import NOT_CHECKED, Finding, Verdict
 from fsdpcheck.report import conditions, table, unjudged_cases, waived
 from fsdpcheck.report.chapters import ALL_HOLDS, Chapter, chapters, headline, labels, said, status
-from fsdpcheck.report.finding import alike, avoidable, replay_command, troubles
+from fsdpcheck.report.finding import alike, avoidable, confirmed, replay_command, troubles
 from fsdpcheck.report.forms import places
 from fsdpcheck.report.page import calls_picture, case_picture, plots
 from fsdpcheck.report.page.picture import Picture
@@ -75,7 +75,7 @@ def findings(ledger: Ledger, root: str) -> Iterator[Shown]:
             "waived": waived.of_root([first, *others], ledger),
             "alike": alike(first),
             "avoid": f"--avoid {trait} leaves such cases out" if (trait := avoidable(first)) else "",
-            "confirmed on gloo": first.confirmed + (f" ({first.note})" if first.note else ""),
+            "confirmed on": confirmed(first),
         }  # fmt: skip
         yield Shown(
             number,
