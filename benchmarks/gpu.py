@@ -3,9 +3,9 @@
 Whoever has a GPU runs ``tox -e gpu``, or, where torch and Triton are installed and nothing can be, ``python -m
 benchmarks gpu`` in a checkout. Rows of docs/gpu.json that are not measured again stay, with the commit they are of.
 
-Rows: the Triton kernels against explicit gradients; their time and memory against cuBLAS (K1, K2; claim E2); training
-on simulated ranks that share the GPU has the bits that it has on the CPU; memory that nobody has written is poison
-there too; which collectives gloo offers for CUDA tensors. What a row lacks skips that row, with the reason.
+Rows: the Triton kernels against explicit gradients; their time and memory against cuBLAS (K1, K2; claim E2); ranks on
+GPUs, simulated ones, those of gloo and those of NCCL (gpu_ranks.py); memory that nobody has written is poison there
+too; which collectives gloo offers for CUDA tensors. What a row lacks skips that row, with the reason.
 """
 
 from __future__ import annotations
@@ -29,19 +29,14 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from benchmarks import gpu_ranks
+from benchmarks.gpu_ranks import Skipped
 from benchmarks.revision import revision
 
 ROOT: Final = Path(__file__).parent.parent
 FILE: Final = ROOT / "docs" / "gpu.json"
-_WITNESSES: Final = ROOT / "tests" / "witnesses.json"
-_LARGEST_WORLD = 4
-_ADAPTERS = ("reference", "fully_shard")
 _GLOO_SECONDS = 120
 NOTHING: Final = "no CUDA device: nothing was run, and nothing is written"
-
-
-class Skipped(Exception):
-    """What a row says when it cannot be measured here."""
 
 
 @dataclass(frozen=True)
@@ -171,87 +166,6 @@ def _claim(device: str) -> list[str]:
     return [f"{row.verdict}: {row.measured}"]
 
 
-def _equal_bits(device: str) -> list[str]:
-    """Each witness of a planted fault, without the fault, on both devices.
-
-    Parameters are compared where SGD makes them. Adam divides by a root, and what it makes of equal gradients was
-    rounded otherwise on an H200; from its second step on gradients are of other parameters.
-    """
-    from fsdpcheck.engines._common.metal import Metal
-    from fsdpcheck.engines.simulated import SimulatedEngine
-    from fsdpcheck.judging.run import Run
-
-    told, differing = [], []
-    engines = SimulatedEngine(), SimulatedEngine(metal=Metal("cuda" if device == "cuda" else "cpu", "memory"))
-    try:
-        for adapter in _ADAPTERS:
-            here, there = (Run(engine, adapter) for engine in engines)
-            cases, refused, adam = list(_cases(here)), 0, 0
-            for number, case in enumerate(cases):
-                right = here(case, {"params", "grads"})
-                if right.failure is not None:  # a case that is there to be refused
-                    refused += 1
-                    continue
-                adam += not _sgd(case)
-                found = _difference(right, there(case, {"params", "grads"}), 0 if _sgd(case) else 1)
-                differing += [f"{adapter}, case {number}: {found}; {case.to_json()}"] if found else []
-            compared = f"{len(cases) - refused} cases, gradients and parameters of every rank and step compared"
-            told.append(f"{adapter}: {compared}; of {adam} with Adam gradients of the first step alone")
-    finally:
-        for engine in engines:
-            engine.close()
-    if differing:
-        raise RuntimeError(f"{len(differing)} cases differ on {device}:\n" + "\n".join(differing[:10]))
-    return told
-
-
-def _cases(run: Any) -> Iterator[Any]:
-    """Exact cases that the adapter accepts, of the witnesses, on few ranks."""
-    from fsdpcheck.case import TrainingCase
-    from fsdpcheck.errors import FsdpcheckError
-    from fsdpcheck.findings.tokens import decode
-    from fsdpcheck.oracle import standards
-
-    if not _WITNESSES.is_file():
-        raise Skipped("only a checkout has the cases of tests/witnesses.json")
-    found: set[Any] = set()
-    for token in json.loads(_WITNESSES.read_text(encoding="utf-8")).values():
-        case = decode(token).case
-        if (
-            not isinstance(case, TrainingCase)
-            or case.world_size > _LARGEST_WORLD
-            or not case.requires() <= run.features.accepts
-        ):
-            continue
-        if case in found or not standards.every_bit(run.tier(case)):
-            continue
-        try:
-            run.answer(case)
-        except FsdpcheckError:  # not exact, or not for this law
-            continue
-        found.add(case)
-        yield case
-
-
-def _sgd(case: Any) -> bool:
-    return bool(case.step.optimizer.kind == "sgd")
-
-
-def _difference(one: Any, other: Any, gradients: int) -> str:
-    """Where two executions of a case differ; "" if nowhere. ``gradients``: of so many steps no more; 0 for all."""
-    if other.failure is not None:
-        return f"{other.failure.kind}: {other.failure.text.splitlines()[0]}"
-    for mine, theirs in zip(one.ranks, other.ranks, strict=True):
-        steps = list(zip(mine.steps, theirs.steps, strict=True))
-        for step, (here, there) in enumerate(steps[: gradients or None]):
-            parameters = ("parameter", {} if gradients else here.params, there.params)
-            for what, values, others in (("gradient", here.grads, there.grads), parameters):
-                for name, value in values.items():
-                    if not torch.equal(value, others[name].to(value.device)):
-                        return f"{what} {name} of rank {mine.rank} in step {step}"
-    return ""
-
-
 def _poisoned(device: str) -> list[str]:
     """Memory that nobody has written is NaN on simulated ranks."""
     from fsdpcheck.engines._common import poison
@@ -334,7 +248,11 @@ _COLLECTIVES: Final[dict[str, tuple[Callable[[Tensor], Tensor], Callable[[int], 
 
 ROWS: Final[dict[str, Callable[[str], list[str]]]] = {
     "poison": _poisoned,
-    "equal bits": _equal_bits,
+    "switches": gpu_ranks.switched,
+    "equal bits": gpu_ranks.equal_bits,
+    "streams": gpu_ranks.streams_are_ordered,
+    "laws": gpu_ranks.laws_hold,
+    "hangs": gpu_ranks.hangs_are_told,
     "gloo": _gloo,
     "kernels": _kernels_are_right,
     "kernels K1 K2": _kernels_are_fast,

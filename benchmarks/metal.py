@@ -41,7 +41,7 @@ def lines() -> Iterator[str]:
     fork_server.fork()
     engine = ProcessesEngine()
     for size in _SIZES:
-        yield from _on_processes(engine, size)
+        yield from on_processes(engine, size)
     engine.close()
     for size in _SIZES:
         yield from _under_torchrun(size)
@@ -53,7 +53,7 @@ def _request(name: str, size: int) -> RunRequest:
     return RunRequest(case, f"{_TESTS / 'adapters_for_tests.py'}:{name}")
 
 
-def _on_processes(engine: Engine, size: int) -> Iterator[str]:
+def on_processes(engine: Engine, size: int) -> Iterator[str]:
     honest = _request("honest", size)
     engine.run(honest)
     for name in (*_HANGS, *_LOST):

@@ -135,7 +135,9 @@ def test_every_step_gathers_what_its_schedule_has(case: TrainingCase, run: Run) 
     Those that are kept for a backward to come are gathered as well. Parameters lie in the same bytes after each step as
     before the first, and at most in as many in each step. Two steps or more, three units where no tied weight keeps
     layers together; where "real" is accepted, numbers that nothing is compared with.
-    Not seen: other memory than the modules' own parameters, such as the buffers in which FSDP2 gathers ahead.
+    On GPUs that ranks do not share, the allocator has given out as much after each step as after the first.
+    Not seen: other memory than the modules' own parameters, but what is left on such GPUs, such as the buffers in which
+    FSDP2 gathers ahead.
     Source: ``reshard_after_forward`` of ``fully_shard``; arXiv:2304.11277, section 3.3.2; pytorch#83129,
     ROCm/pytorch#3501.
     """

@@ -67,7 +67,8 @@ def assert_parameter_hooks_fire(execution: Execution) -> None:
 def assert_steady_memory(execution: Execution) -> None:
     """Between steps parameters lie in as many bytes as before the first; each step has the same peak.
 
-    A step in which a rank runs no layer has none.
+    A step in which a rank runs no layer has none. On a GPU all that is allocated after a step is as much as after the
+    first, which makes what lasts: gradients, and the state of the optimizer.
     """
     for rank in completed(execution):
         noted = [(step, *value) for _, step, value in probes.memory.saw(rank)]
@@ -80,6 +81,13 @@ def assert_steady_memory(execution: Execution) -> None:
                                 wanted=f"{rests[0][1]}, as before the first step",
                                 where=f"after step {step}, rank {rank.rank}",
                                 cause="a unit is not freed when the step is over")  # fmt: skip
+        allocated = [(step, held) for step, when, held in noted if when == "allocated"]
+        for step, held in allocated:
+            if held != allocated[0][1]:
+                raise Violation("a step leaves memory allocated", got=f"{held} bytes on the GPU",
+                                wanted=f"{allocated[0][1]}, as after the first step",
+                                where=f"after step {step}, rank {rank.rank}",
+                                cause="something is kept from step to step")  # fmt: skip
         peaks: dict[int, int] = {}  # none of a step in which the rank, without samples, runs no layer
         for step, when, held in noted:
             if when == "in a step":

@@ -13,7 +13,7 @@ import torch
 
 if not (Path(__file__).parents[2] / "benchmarks").is_dir():
     pytest.skip("only a checkout has the benchmarks", allow_module_level=True)
-gpu = pytest.importorskip("benchmarks.gpu")
+gpu, gpu_ranks = (pytest.importorskip(f"benchmarks.{name}") for name in ("gpu", "gpu_ranks"))
 
 
 def _run(*arguments: str) -> tuple[list[str], int]:
@@ -54,11 +54,14 @@ def test_a_row_runs_is_skipped_or_fails_alone_and_all_are_written(
 
     monkeypatch.setitem(gpu.ROWS, "fails", fails)
     monkeypatch.setitem(gpu.ROWS, "lacks", lacks)
-    for slow in ("equal bits", "gloo", "kernels"):
+    for slow in ("equal bits", "laws", "hangs", "gloo", "kernels"):
         monkeypatch.delitem(gpu.ROWS, slow)
     file = tmp_path / "gpu.json"
     told, code = _run("cpu", str(file))
-    wanted = {"poison": "ran", "kernels K1 K2": "skipped", "claim E2": "skipped", "fails": "failed", "lacks": "skipped"}
+    wanted = {
+        "poison": "ran", "switches": "ran", "streams": "skipped", "kernels K1 K2": "skipped", "claim E2": "skipped",
+        "fails": "failed", "lacks": "skipped",
+    }  # fmt: skip
     assert (_rows(file), code) == (wanted, 1)
     assert any("RuntimeError: other bits" in line for line in told)
     assert any("scipy is not installed" in line for line in told)
@@ -70,14 +73,26 @@ def test_a_row_runs_is_skipped_or_fails_alone_and_all_are_written(
 
 
 def test_other_bits_of_the_device_are_a_failure(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(gpu, "_ADAPTERS", ("reference",))
-    cases = gpu._cases
-    monkeypatch.setattr(gpu, "_cases", lambda run: islice(cases(run), 3))
-    (told,) = gpu._equal_bits("cpu")
-    assert told.startswith("reference: 3 cases")
-    monkeypatch.setattr(gpu, "_difference", lambda one, other, gradients: "parameter w")
-    with pytest.raises(RuntimeError, match="3 cases differ on cpu"):
-        gpu._equal_bits("cpu")
+    monkeypatch.setattr(gpu_ranks, "_ADAPTERS", ("reference",))
+    cases = gpu_ranks._cases
+    monkeypatch.setattr(gpu_ranks, "_cases", lambda run, most: islice(cases(run, most), 3))
+    simulated, real = gpu_ranks.equal_bits("cpu")
+    assert simulated.startswith("simulated: reference: 3 cases on at most 4 ranks")
+    assert real.startswith("processes: reference: 3 cases on at most 4 ranks")
+    monkeypatch.setattr(gpu_ranks, "_difference", lambda one, other, gradients: "parameter w")
+    with pytest.raises(RuntimeError, match="3 cases differ on simulated ranks"):
+        gpu_ranks.equal_bits("cpu")
+
+
+def test_kinds_of_ranks_that_a_machine_lacks_are_named_and_the_others_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gpu_ranks.metal.Metal, "lacks", lambda self, ranks: "1 GPU" if self.backend == "nccl" else "")
+    told = gpu_ranks._on_each("cuda", lambda kind: iter([f"measured on {kind}"]))
+    assert told == [
+        "simulated-cuda: measured on simulated-cuda", "gloo-cuda: measured on gloo-cuda", "nccl: skipped, 1 GPU"
+    ]  # fmt: skip
+    monkeypatch.setattr(gpu_ranks.metal.Metal, "lacks", lambda self, ranks: "no GPU")
+    with pytest.raises(gpu_ranks.Skipped, match="simulated-cuda: skipped, no GPU; gloo-cuda: skipped, no GPU; nccl"):
+        gpu_ranks._on_each("cuda", lambda kind: iter([]))
 
 
 @pytest.mark.parametrize(("gradients", "said"), [(0, "parameter w of rank 0 in step 0"), (1, "")])
@@ -87,8 +102,10 @@ def test_after_an_optimizer_that_rounds_gradients_of_the_first_step_are_compared
         return SimpleNamespace(failure=None, ranks=[SimpleNamespace(rank=0, steps=shown)])
 
     one, other = execution((1.0, 2.0), (3.0, 4.0)), execution((1.0, 2.5), (3.5, 4.5))
-    assert gpu._difference(one, other, gradients) == said
-    assert gpu._difference(one, execution((1.5, 2.0), (3.0, 4.0)), gradients) == ("gradient w of rank 0 in step 0")
+    assert gpu_ranks._difference(one, other, gradients) == said
+    assert gpu_ranks._difference(one, execution((1.5, 2.0), (3.0, 4.0)), gradients) == (
+        "gradient w of rank 0 in step 0"
+    )
 
 
 @pytest.mark.nightly
@@ -98,7 +115,10 @@ def test_what_a_cpu_can_run_of_it_runs(tmp_path: Path) -> None:
     assert code == 0
     assert {name for name, outcome in _rows(file).items() if outcome == "ran"} == {
         "poison",
+        "switches",
         "equal bits",
+        "laws",
+        "hangs",
         "gloo",
         "kernels",
     }

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
+from torch import nn
+from torch._subclasses import FakeTensorMode
 
 from fsdpcheck.case import Arithmetic, BatchLayout, LayerSpec, MeshSpec, ModelSpec, StepSpec, TrainingCase
 from fsdpcheck.checks import hooks_and_memory as watched_checks
@@ -22,6 +25,7 @@ from fsdpcheck.judging.registry import chapters
 from fsdpcheck.judging.run import Run
 from fsdpcheck.program import probes
 from fsdpcheck.program.probe import Notes
+from fsdpcheck.program.probes import hooks
 from fsdpcheck.strategies import enumeration
 from fsdpcheck.workload import models
 
@@ -56,6 +60,25 @@ def test_equal_steps_that_leave_nothing_are_steady() -> None:
 def test_memory_that_is_not_steady_is_found(steps: tuple[tuple[int, int], ...], message: str) -> None:
     with pytest.raises(Violation, match=message):
         watched_checks.assert_steady_memory(held(*steps))
+
+
+def test_what_a_step_leaves_allocated_on_a_gpu_is_found() -> None:
+    """More after the first step than before it is right: gradients, and the state of the optimizer."""
+    steady = [(-1, ("at rest", 10)), (0, ("allocated", 512)), (1, ("allocated", 512)), (2, ("allocated", 512))]
+    watched_checks.assert_steady_memory(noted(probes.memory.name, *steady))
+    with pytest.raises(Violation, match=r"a step leaves memory allocated\n.*got     1024 bytes on the GPU") as found:
+        watched_checks.assert_steady_memory(noted(probes.memory.name, *steady[:-1], (2, ("allocated", 1024))))
+    assert found.value.where == "after step 2, rank 0"
+
+
+def test_the_allocator_is_asked_on_a_gpu_of_the_ranks_own_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "memory_allocated", lambda device: 512)
+    with FakeTensorMode():
+        on_gpu = nn.ParameterList([torch.empty(1, device="cuda")])
+    assert hooks._allocated(on_gpu) == 512
+    assert hooks._allocated(nn.Linear(1, 1)) is None
+    with ThreadPoolExecutor(1) as threads:
+        assert threads.submit(hooks._allocated, on_gpu).result() is None
 
 
 def test_a_step_in_which_a_rank_runs_no_layer_has_no_peak() -> None:

@@ -6,6 +6,7 @@ They look at what modules hold and when they are called; none changes a value bu
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -119,7 +120,8 @@ def start_apart(model: nn.Module, notes: Notes) -> None:
 def memory(model: nn.Module, notes: Notes) -> None:
     """Notes (when, bytes) that the modules' parameters lie in: in layers' forwards and backwards, and between steps.
 
-    Memory that several parameters share counts once, whole; of a DTensor the local part.
+    Memory that several parameters share counts once, whole; of a DTensor the local part. On a GPU that no other rank of
+    the process uses, also ("allocated", bytes) after each step: all that the allocator has given out.
     """
     for _, module in _layers(model):
         module.register_forward_hook(_noting(notes, lambda: ("in a step", _bytes(model))))
@@ -128,6 +130,8 @@ def memory(model: nn.Module, notes: Notes) -> None:
     def rest(moment: str) -> None:
         if moment in ("after_init", "after_step"):
             notes.add(("at rest", _bytes(model)))
+        if moment == "after_step" and (held := _allocated(model)) is not None:
+            notes.add(("allocated", held))
 
     notes.on_moment(rest)
 
@@ -210,6 +214,18 @@ def _room(module: nn.Module, name: str) -> int:
 def _storage(parameter: Tensor) -> torch.UntypedStorage:
     local = parameter.to_local() if torch_private.is_dtensor(parameter) else parameter
     return local.untyped_storage()
+
+
+def _allocated(model: nn.Module) -> int | None:
+    """Bytes that the allocator of the model's GPU has given out; None on the processors.
+
+    And None on threads: simulated ranks share an allocator, which does not know whose a byte is. Source:
+    ``torch.cuda.memory_allocated``.
+    """
+    device = next((parameter.device for parameter in model.parameters()), torch.device("cpu"))
+    if device.type != "cuda" or threading.current_thread() is not threading.main_thread():
+        return None
+    return int(torch.cuda.memory_allocated(device))
 
 
 def _bytes(model: nn.Module) -> int:
