@@ -61,7 +61,7 @@ def add(parser: pytest.Parser) -> None:
     group.addoption("--fsdpcheck-baseline", default="", metavar="FILE", help=base)
     as_json = "write all that was judged as JSON (default: none)"
     group.addoption("--fsdpcheck-json", default="", metavar="FILE", help=as_json)
-    ranks = f"ranks of the fixture world: {' or '.join(world.KINDS)} (default: simulated, or what ini says)"
+    ranks = f"ranks of the fixture world: {', '.join(world.KINDS)} (default: simulated, or what ini says)"
     group.addoption(world.OPTION, choices=world.KINDS, default=None, help=ranks)
     parser.addini(world.INI, f"{ranks}; {world.OPTION} comes first", default=world.KINDS[0])
     waits = "seconds after which gloo gives up on real ranks of the fixture world (default: 60)"

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from torch.distributed.run import get_args_parser
 
 from fsdpcheck import adapters, cli, pytest_plugin
@@ -147,6 +148,7 @@ def test_every_command_that_is_shown_is_parsed_and_names_what_exists() -> None:
         "compare.md",
         "cost.md",
         "torchrun.md",
+        "gpus.md",
         "traces.md",
         "help",
     }
@@ -234,6 +236,8 @@ def test_every_command_that_is_shown_runs_whole(words: tuple[str, ...], folder: 
         pytest.importorskip("opacus")
     if any("gpt2.py" in word for word in words):
         pytest.importorskip("transformers")
+    if "cuda" in words and not torch.cuda.is_available():
+        pytest.skip("no GPU")
     if "run" in words and "--law" not in words:
         law_and_ranks = NARROW["run"] if words[0] == "fsdpcheck" else NARROW["run"][:2]
         if "--real" in words:
