@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from fsdpcheck import adapters, engines
 from fsdpcheck.adapters.vocabulary import MOMENTS, PROMISES, PromiseRow
 from fsdpcheck.case.vocabulary import TRAITS, Trait
+from fsdpcheck.engines._common import metal
 from fsdpcheck.errors import AdapterError
 from fsdpcheck.errors.excerpt import visible
 from fsdpcheck.report.columns import fitted, hanging
@@ -124,7 +125,13 @@ def _faults(width: int) -> str:
 
 
 def _engines(width: int) -> str:
-    return "\n".join(engines.names())
+    rows = [(name, metal.of(name).words, _here(name)) for name in engines.names()]
+    return fitted([("engine", "ranks speak over", "here"), *rows], width)
+
+
+def _here(name: str) -> str:
+    """Whether this machine has such ranks, or why not."""
+    return "under torchrun" if name in metal.LAUNCHED else metal.of(name).lacks() or "yes"
 
 
 def _traits(width: int) -> str:

@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 
 import pytest
+import torch
 
 from tests.common.commands import LAWS, TOY, run
 
@@ -48,3 +49,20 @@ def test_numbers_of_ranks_that_were_requested_are_judged_and_those_in_no_case_ar
     assert "W=7" in judged["toy.three"]
     assert "2 ranks were requested, in no case of 1 of the 2 laws that hold: toy.three" in out
     assert "7 ranks were requested" not in out
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--device", "cuda"], "these ranks cannot be had here\n  got     ranks on a GPU need one; this is torch"),
+        (["--device", "cuda", "--engine", "processes"], "  next    leave --device cuda out"),
+        (["--engine", "processes", "--backend", "nccl"], "  next    say --device cuda"),
+        (["--device", "cuda", "--backend", "gloo"], "  next    leave --backend out: simulated ranks meet in memory"),
+    ],
+    ids=["no GPU", "no GPU for processes", "NCCL without a GPU", "simulated over gloo"],
+)
+def test_ranks_that_cannot_be_had_are_told_and_nothing_is_judged(tmp_path: Path, words: list[str], said: str) -> None:
+    code, out, err = run(tmp_path, "run", "--adapter", TOY, "--laws", LAWS, "--law", "toy.completes", *words)
+    assert (code, "holds" in out) == (2, False)
+    assert said in out + err

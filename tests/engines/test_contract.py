@@ -14,9 +14,10 @@ import pytest
 import torch
 
 from fsdpcheck.case import Arithmetic, BatchLayout, LayerSpec, MeshSpec, ModelSpec, StepSpec, TrainingCase
+from fsdpcheck.engines import open_engine
 from fsdpcheck.engines._common import hosts
+from fsdpcheck.engines._common.metal import KINDS, of
 from fsdpcheck.engines.base import Engine
-from fsdpcheck.engines.processes import ProcessesEngine
 from fsdpcheck.engines.simulated import SimulatedEngine
 from fsdpcheck.errors import AdapterError, UsageError
 from fsdpcheck.execution import Execution, Failure, RankResult, RunRequest
@@ -24,10 +25,20 @@ from fsdpcheck.execution.recording import OFFERED
 from tests.common.tables import each
 
 ENGINES: dict[str, Callable[[], Engine]] = {
-    "simulated": lambda: SimulatedEngine(budget_seconds=100),
-    "processes": lambda: ProcessesEngine(budget_seconds=100),
+    kind: functools.partial(open_engine, kind, 100) for kind in KINDS if kind != "nccl"
 }
-"""With a budget, so that an analysis that misses a hang is a red test and not a hanging one."""
+"""With a budget, so that an analysis that misses a hang is a red test and not a hanging one.
+
+The programs make tensors on the processors, which NCCL does not take: of that see test_metal.py, and
+benchmarks/gpu_ranks.py."""
+
+
+def opened_here(kind: str) -> Engine:
+    """An engine of this kind; the test is skipped where the machine has no such ranks."""
+    if lacks := of(kind).lacks(4):
+        pytest.skip(lacks)
+    return ENGINES[kind]()
+
 
 ADAPTERS = f"{Path(__file__).with_name('adapters_for_tests.py')}"
 HERE = "installs_for_tests"
@@ -36,7 +47,7 @@ HERE = "installs_for_tests"
 
 @pytest.fixture(scope="module", params=ENGINES)
 def engine(request: pytest.FixtureRequest) -> Iterator[Engine]:
-    opened = ENGINES[request.param]()
+    opened = opened_here(request.param)
     yield opened
     opened.close()
 
@@ -288,7 +299,7 @@ def test_what_is_shown_does_not_change_afterwards(engine: Engine) -> None:
 
 @pytest.mark.parametrize("name", ENGINES)
 def test_an_engine_closes_twice_and_before_any_run(name: str) -> None:
-    opened = ENGINES[name]()
+    opened = opened_here(name)
     opened.close()
     opened.close()
 
