@@ -59,9 +59,9 @@ def run_session(plan: Plan, emit: Emit, pairs: Iterable[Pair] | None = None, eng
     laws = laws if seen is None else of_tier(laws, plan.real)
     plan = replace(plan, installs=tuple(faults.resolved(name) for name in plan.installs))
     with ExitStack() as stack:
+        used = engine or opened(stack, plan.engine, plan.budget)
         if engine is None:
             metal.require(metal.of(plan.engine), max(plan.world_sizes, default=1))
-        used = engine or opened(stack, plan.engine, plan.budget)
         declared = _declared(plan.adapters, used, loaded)
         notes = (*(seen.notes if seen else ()), *_too_many_ranks(plan, declared))
         emit({**_plan_event(plan, laws, declared), "notes": notes, "sources": loaded.sources().to_data()})

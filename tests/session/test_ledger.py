@@ -73,9 +73,17 @@ def test_verdicts_go_through_json_unchanged(ledger: Ledger) -> None:
 
 
 def test_a_confirmation_reaches_its_finding(ledger: Ledger) -> None:
-    told = {"event": "confirmation", "law": "norms.sum", "adapter": "opacus", "confirmed": "no", "note": "why"}
+    told = {
+        "event": "confirmation",
+        "law": "norms.sum",
+        "adapter": "opacus",
+        "confirmed": "no",
+        "confirmed_on": ["gloo x2"],
+        "note": "why",
+    }
     ledger.take({**told, "token": FINDING.token})
-    assert (ledger.findings[0].confirmed, ledger.findings[0].note) == ("no", "why")
+    found = ledger.findings[0]
+    assert (found.confirmed, found.confirmed_on, found.note) == ("no", ("gloo x2",), "why")
     verdict = ledger.verdicts["norms.sum", "opacus"]
     ledger.verdicts["norms.sum", "opacus"] = replace(verdict, behind=(replace(FINDING, token="v1:other"),))
     ledger.take({**told, "token": "v1:other", "note": "of the other"})
@@ -258,7 +266,7 @@ def test_the_journal_holds_every_verdict_until_the_document_does(ledger: Ledger,
     journal.close(document.document(ledger))
     assert [path.name for path in tmp_path.iterdir()] == ["out.json"]
     data = json.loads(file.read_text())
-    assert (data["schema"], data["exit_code"], len(data["verdicts"])) == (7, 1, 3)
+    assert (data["schema"], data["exit_code"], len(data["verdicts"])) == (8, 1, 3)
 
 
 class Terminal(io.StringIO):

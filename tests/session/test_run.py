@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from fsdpcheck.engines._common.metal import KINDS
 from fsdpcheck.errors import UsageError
 from fsdpcheck.findings.tokens import decode
 from fsdpcheck.session import run
@@ -93,7 +94,10 @@ def test_an_adapter_that_cannot_take_a_step_is_asked_only_what_is_asked_first() 
     ("more", "said"),
     [
         ({"laws": ("no.such",)}, "no law matches"),
-        ({"engine": "quantum"}, "unknown engine 'quantum'; known: processes, simulated"),
+        (
+            {"engine": "quantum"},
+            f"unknown engine 'quantum'; known: {', '.join(KINDS)}",
+        ),
         ({"installs": ("averaged_twise",)}, "Did you mean 'averaged_twice'"),
     ],
 )

@@ -27,8 +27,8 @@ class Metal:
 
     @property
     def words(self) -> str:
-        """As a report names it."""
-        return f"{self.backend}{' on GPUs' * (self.device == 'cuda')}"
+        """As a report names it; NCCL is on GPUs always."""
+        return f"{self.backend}{' on GPUs' * (self.device == 'cuda' and self.backend != 'nccl')}"
 
     @property
     def really(self) -> str:
