@@ -18,7 +18,7 @@ from fsdpcheck.program import rank_program
 class ThreadedGroupEngine:
     """torch.testing's threaded process group, used as its MultiThreadedTestCase does: fresh threads every case."""
 
-    name = "threaded group"
+    name = kind = "threaded group"
 
     def __init__(self, program: Program = rank_program) -> None:
         from torch.testing._internal.distributed import multi_threaded_pg
@@ -77,7 +77,7 @@ def _spawned(rank: int, request: RunRequest, path: str) -> None:
 class SpawnEngine:
     """A new world of gloo processes for every case, as most multi-process tests are written."""
 
-    name = "mp.spawn gloo"
+    name = kind = "mp.spawn gloo"
 
     def run(self, request: RunRequest) -> Execution:
         """Start W processes, run, and read their results back."""

@@ -28,7 +28,7 @@ class Collected:
         run = Run(engine, plan.adapters[0], avoid=frozenset(plan.avoid))
         self._run = run.of(seen, plan.real) if seen else run
         loaded = provenance.Loaded((*plan.adapters, *plan.own))
-        self._check = Check(plan, self._run, self._ledger.take, Confirming(stack, plan, engine), loaded)
+        self._check = Check(plan, self._run, self._ledger.take, Confirming(stack, plan), loaded)
 
     def run(self, ref: str) -> Run:
         """The run of one adapter."""

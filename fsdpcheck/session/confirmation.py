@@ -48,8 +48,8 @@ class Confirming:
     """Runs cases again on real ranks, which start when the first needs them: minimal ones that break a law, and some
     that hold where simulated ranks share what they write to."""
 
-    def __init__(self, stack: ExitStack, plan: Plan, used: Engine) -> None:
-        self._stack, self._plan, self._used = stack, plan, used
+    def __init__(self, stack: ExitStack, plan: Plan) -> None:
+        self._stack, self._plan = stack, plan
         self._engines: dict[str, Engine] = {}
 
     def __call__(self, found: Law, finding: Finding) -> dict[str, Any]:
@@ -63,9 +63,8 @@ class Confirming:
         case = from_json(json.dumps(finding.case))
         if isinstance(case, KernelCase):
             return Confirmed("not tried", "kernels run in a process of their own, without ranks")
-        if finding.kind == "undetermined" or self._used.name != "simulated":
-            kind = CONFIRMING[0] if finding.kind == "undetermined" else self._used.kind
-            return Confirmed("yes", "found there", (_ranks(kind, case),))
+        if not metal.is_simulated(finding.engine):
+            return Confirmed("yes", "found there", (_ranks(finding.engine, case),))
         if not self._plan.confirm:
             return Confirmed("not tried", "--no-confirm")
         kinds = [kind for kind in CONFIRMING if not metal.of(kind).lacks(case.world_size)]

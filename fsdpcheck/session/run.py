@@ -67,7 +67,7 @@ def run_session(plan: Plan, emit: Emit, pairs: Iterable[Pair] | None = None, eng
         emit({**_plan_event(plan, laws, declared), "notes": notes, "sources": loaded.sources().to_data()})
         run = Run(used, plan.adapters[0], plan.installs, avoid=frozenset(plan.avoid))
         run = run.of(seen, plan.real) if seen else run
-        check = Check(plan, run, emit, Confirming(stack, plan, used), loaded)
+        check = Check(plan, run, emit, Confirming(stack, plan), loaded)
         if pairs is None:
             _all(laws, declared, check, emit)
         for name, ref in pairs or ():

@@ -21,7 +21,7 @@ from fsdpcheck.strategies import BuiltSpace
 class FakeEngine:
     """Gives the failure it is told to give; no rank runs."""
 
-    name = "simulated"
+    name = kind = "simulated"
 
     def __init__(self, failure: Failure | None = None) -> None:
         self.failure, self.requests = failure, list[RunRequest]()

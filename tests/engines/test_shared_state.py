@@ -53,7 +53,7 @@ def test_one_rank_shares_nothing_and_what_each_rank_has_is_not_shared(engine: Si
 class Real(Engine):
     """Stands for processes: simulated ranks under that name, or a failure."""
 
-    name = "processes"
+    name = kind = "processes"
 
     def __init__(self, failure: Failure | None) -> None:
         self.failure, self.ran = failure, 0
@@ -77,12 +77,12 @@ class Real(Engine):
 
 def told(monkeypatch: pytest.MonkeyPatch, name: str, failure: Failure | None = None, **more: Any) -> tuple[Any, int]:
     """(the verdict on a toy by training.plain, how many runs the real ranks had)."""
-    real, events, opened = Real(failure), list[dict[str, Any]](), session._opened
+    real, events, opened = Real(failure), list[dict[str, Any]](), confirmation.opened
 
     def stands_in(stack: Any, engine: str, budget: float | None) -> Engine:
         return real if engine == "processes" else opened(stack, engine, budget)
 
-    monkeypatch.setattr(session, "_opened", stands_in)
+    monkeypatch.setattr(confirmation, "opened", stands_in)
     plan = Plan((f"{TOYS}:{name}",), ("training.plain",), world_sizes=(1, 2), **more)
     session.run_session(plan, events.append)
     real.close()
@@ -112,5 +112,5 @@ def test_where_nothing_is_shared_no_process_is_started_and_no_confirm_is_told(mo
 def test_a_reduction_through_one_memory_is_found_on_gloo_processes() -> None:
     events: list[dict[str, Any]] = []
     session.run_session(Plan((f"{TOYS}:through_one_memory",), ("training.plain",), world_sizes=(2,)), events.append)
-    verdict, confirmation = (next(e for e in events if e["event"] == kind) for kind in ("verdict", "confirmation"))
-    assert (verdict["finding"]["engine"], confirmation["confirmed"]) == ("processes", "yes")
+    verdict, told = (next(e for e in events if e["event"] == kind) for kind in ("verdict", "confirmation"))
+    assert (verdict["finding"]["engine"], told["confirmed"]) == ("processes", "yes")

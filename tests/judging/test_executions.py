@@ -50,7 +50,7 @@ def test_what_is_observed_otherwise_or_on_another_engine_is_run() -> None:
     check_law(a_law(_once, observe=frozenset({"grads"})), run)
     assert len(engine.requests) == 2 * asked
     real = FakeEngine()
-    real.name = "processes"
+    real.name = real.kind = "processes"
     there = run.on(real)
     for _ in range(2):
         check_law(a_law(_once), there)

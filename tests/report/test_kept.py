@@ -78,7 +78,7 @@ def _of_verdict(**changed: Any) -> Callable[[Any], None]:
 
 BROKEN = {
     "no laws": (_without("laws"), "has no 'laws'"),
-    "another schema": (lambda data: data.update(schema=5), "it is of schema 5, this release reads 7"),
+    "another schema": (lambda data: data.update(schema=5), "it is of schema 5, this release reads 8"),
     "a strange key": (lambda data: data.update(strange=1), "unknown key 'strange'"),
     "a strange status": (_of_verdict(status="fine"), "a word that it may be"),
     "cases in words": (_of_verdict(cases="many"), "a whole number"),

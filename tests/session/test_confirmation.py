@@ -24,9 +24,8 @@ FOUND: Finding = replace(sessions.finding(), case=json.loads(CASE.to_json()), ki
 LAW = cast(Any, None)
 
 
-def confirming(kind: str = "simulated", confirm: bool = True) -> Confirming:
-    used = SimpleNamespace(name=kind if kind in ("simulated", "torchrun") else "processes", kind=kind)
-    return Confirming(ExitStack(), Plan(("ddp",), confirm=confirm), cast(Any, used))
+def confirming(confirm: bool = True) -> Confirming:
+    return Confirming(ExitStack(), Plan(("ddp",), confirm=confirm))
 
 
 @pytest.fixture
@@ -74,7 +73,7 @@ def test_a_law_that_holds_on_all_real_ranks_is_not_confirmed(verdicts: dict[str,
 
 @pytest.mark.parametrize(("kind", "on"), [("nccl", "nccl x3"), ("torchrun", "gloo x3"), ("processes", "gloo x3")])
 def test_what_was_found_on_real_ranks_is_confirmed_there(kind: str, on: str) -> None:
-    told = confirming(kind)(LAW, FOUND)
+    told = confirming()(LAW, replace(FOUND, engine=kind))
     assert (told["confirmed"], told["confirmed_on"]) == ("yes", (on,))
 
 
