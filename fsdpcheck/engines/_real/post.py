@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import time
 from collections import defaultdict, deque
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -125,9 +126,9 @@ class Post:
         self._store, self._rank = store, rank
         self._sent = self._taken = 0
 
-    def send(self, message: FromKeeper) -> None:
-        """Tell the driver."""
-        give(self._store, f"from {self._rank}/{self._sent}", messages.dumps(message))
+    def send(self, message: FromKeeper, between: Callable[[], None] = lambda: None) -> None:
+        """Tell the driver. ``between`` is called behind each piece of what is long."""
+        give(self._store, f"from {self._rank}/{self._sent}", messages.dumps(message), between)
         self._sent += 1
         self._store.add("news", 1)
 
@@ -178,11 +179,12 @@ class Office:
             self._waiting[rank, message.pool].append(message)
 
 
-def give(store: Any, key: str, payload: bytes) -> None:
+def give(store: Any, key: str, payload: bytes, between: Callable[[], None] = lambda: None) -> None:
     """Set ``key`` to ``payload`` in pieces; the key itself says how many they are, and comes last."""
     pieces = [payload[start : start + _PIECE] for start in range(0, len(payload), _PIECE)]
     for number, piece in enumerate(pieces):
         store.set(f"{key}/{number}", piece)
+        between()
     store.set(key, str(len(pieces)))
 
 
