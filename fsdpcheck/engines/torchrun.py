@@ -70,8 +70,9 @@ class Ranks:
         self.come()
         self._known = self._everybody()
         _require_alike(self._known)
-        self.contact = Contact(self._store, self._known)
-        return TorchrunEngine(self._store, self._known, self.contact, budget_seconds)
+        store = post.DriversStore(self._store)
+        self.contact = Contact(store, self._known)
+        return TorchrunEngine(store, self._known, self.contact, budget_seconds)
 
     @property
     def known(self) -> tuple[launch.Hello, ...]:

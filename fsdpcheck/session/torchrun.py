@@ -114,6 +114,9 @@ def _why_over() -> Iterator[str]:
     known, contact = ranks().known, ranks().contact
     if contact is None:
         return
+    if contact.is_torchrun_gone():
+        yield "torchrun is gone: its store, with the agent that started rank 0, answers no more"
+        return
     if gone := contact.gone():
         yield f"torchrun ended the job: its process of {_named(gone)} is gone"
     lost: dict[tuple[str, str], list[int]] = {}

@@ -6,7 +6,6 @@ import os
 import signal
 import threading
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -19,7 +18,7 @@ from fsdpcheck.engines import torchrun
 from fsdpcheck.engines._real import keeper, launch, post
 from fsdpcheck.engines._real.contact import SILENCE_SECONDS, Contact, Signs, Silence
 from fsdpcheck.engines._real.follower import Place
-from fsdpcheck.engines._real.kept import FarLink
+from fsdpcheck.engines._real.kept import FarLink, KeptLink
 from fsdpcheck.engines._real.mail import Mail
 from fsdpcheck.errors import FsdpcheckError
 from fsdpcheck.execution import Execution, Failure, RankResult, RunRequest
@@ -73,7 +72,7 @@ def counts() -> Iterator[Counts]:
 
 def contact(counts: Counts) -> Contact:
     """Of rank 0 with rank 1 beside it, and ranks 2 and 3 on another node."""
-    return Contact(counts, [hello(0, 0), hello(1, 0), hello(2, 1), hello(3, 1)], clock=Clock())
+    return Contact(post.DriversStore(counts), [hello(0, 0), hello(1, 0), hello(2, 1), hello(3, 1)], clock=Clock())
 
 
 def test_who_gives_signs_is_there_however_long_nobody_listens(counts: Counts) -> None:
@@ -107,7 +106,7 @@ def test_a_keeper_that_is_told_to_end_says_so(counts: Counts) -> None:
 
 
 def test_a_process_of_this_node_is_gone_when_the_system_says_so(counts: Counts) -> None:
-    here = Contact(counts, [hello(0, 0), hello(1, 0, pid=2**22 + 1)])
+    here = Contact(post.DriversStore(counts), [hello(0, 0), hello(1, 0, pid=2**22 + 1)])
     assert (here.why_gone(1), here.gone(), here.is_over()) == ("torchrun's process of this rank is gone", (1,), True)
     assert counts.values == {}, "it is not asked for signs"
 
@@ -132,7 +131,7 @@ def engine(counts: Counts, monkeypatch: pytest.MonkeyPatch) -> torchrun.Torchrun
     monkeypatch.setattr(torchrun, "hosts", SimpleNamespace(declared=str, require=lambda *_: None))
     monkeypatch.setattr(torchrun, "_require_shared_folder", lambda *_: None)
     monkeypatch.setattr("fsdpcheck.engines._real.contact.time.sleep", lambda _: None)
-    made = torchrun.TorchrunEngine(counts, known, Contact(counts, known, clock=Clock()))
+    made = torchrun.TorchrunEngine(counts, known, Contact(post.DriversStore(counts), known, clock=Clock()))
     for _ in range(5):
         assert made._contact.lost() == {}
     return made
@@ -164,7 +163,7 @@ def test_what_fails_while_a_node_is_silent_is_no_failure_of_the_case(
 
 
 def test_a_case_on_fewer_ranks_notices_too_that_a_node_is_lost(engine: torchrun.TorchrunEngine) -> None:
-    alone = replace(REQUEST, case=replace(REQUEST.case, mesh=MeshSpec(1)))
+    alone = RunRequest(TrainingCase(ModelSpec((LayerSpec(2),)), MeshSpec(1)), "reference")
     assert engine._contact.is_over()
     with pytest.raises(KeyboardInterrupt):
         engine.run(alone)
@@ -184,13 +183,30 @@ def test_the_report_names_who_is_gone_and_with_whom_contact_was_lost(monkeypatch
     known = (hello(0, 0), hello(1, 0), hello(2, 1), hello(3, 1), hello(4, 2))
     why = "nothing was heard of it for 60 s"
     lost = {4: "torchrun told it to end", 2: why, 3: why}
-    contact = SimpleNamespace(gone=lambda: (1,), lost=lambda: lost)
+    contact = SimpleNamespace(is_torchrun_gone=bool, gone=lambda: (1,), lost=lambda: lost)
     monkeypatch.setattr(session, "ranks", lambda: SimpleNamespace(known=known, contact=contact))
     gone, silent, told = session._why_over()
     assert gone == "torchrun ended the job: its process of rank 1 is gone"
     assert silent.startswith(f"lost contact with ranks 2, 3 on host1: {why}. What was found before stands")
     assert "see whether host1 runs and reaches host0" in silent
     assert told.startswith("lost contact with rank 4 on host2: torchrun told it to end")
+
+
+def test_a_driver_whose_torchrun_is_gone_is_interrupted_and_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Gone(Counts):
+        def add(self, key: str, by: int) -> int:
+            raise RuntimeError("Broken pipe\nframe #0")
+
+    store = post.DriversStore(Gone())
+    here = Contact(store, [hello(0, 0), hello(1, 1)], clock=Clock())
+    with pytest.raises(KeyboardInterrupt):
+        here.lost()
+    link = KeptLink(post.Office(post.DriversStore(Counts()), 2), 1, START, str)
+    link._office = post.Office(store, 2)
+    link.end()
+    monkeypatch.setattr(session, "ranks", lambda: SimpleNamespace(known=(), contact=here))
+    (note,) = session._why_over()
+    assert note.startswith("torchrun is gone: its store")
 
 
 def waited(look: Callable[[], object]) -> None:

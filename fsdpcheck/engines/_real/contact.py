@@ -11,6 +11,7 @@ from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import Any, Final
 
 from fsdpcheck.engines._real import launch
+from fsdpcheck.engines._real.post import DriversStore
 from fsdpcheck.processes import leftovers
 
 SIGN_SECONDS: Final = 0.5
@@ -67,7 +68,7 @@ class Contact:
 
     def __init__(
         self,
-        store: Any,
+        store: DriversStore,
         known: Sequence[launch.Hello],
         patience: float = SILENCE_SECONDS,
         clock: Callable[[], float] = time.monotonic,
@@ -84,6 +85,10 @@ class Contact:
             return "" if leftovers.is_living(self._known[rank].pid) else "torchrun's process of this rank is gone"
         self._look()
         return self._lost.get(rank, "")
+
+    def is_torchrun_gone(self) -> bool:
+        """Whether torchrun's store is gone, which nobody can be asked of any more then."""
+        return bool(self._store.is_gone)
 
     def gone(self) -> tuple[int, ...]:
         """The ranks of this node whose process is gone."""

@@ -74,6 +74,10 @@ class KeptLink:
 
     def end(self) -> None:
         """Have the worker killed, and wait until its keeper has reaped it."""
+        with suppress(post.StoreIsGone):  # then its keeper ends, and it with that
+            self._end()
+
+    def _end(self) -> None:
         if self.exit_code() is not None:
             return
         self._office.send(self._rank, post.End(self._pool))

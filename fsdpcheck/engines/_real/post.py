@@ -10,6 +10,7 @@ import time
 from collections import defaultdict, deque
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Final
 
 from fsdpcheck.engines._real.follower import Place
@@ -141,6 +142,27 @@ class Post:
         self._taken += 1
         message: ToKeeper = messages.loads(payload)
         return message
+
+
+class StoreIsGone(KeyboardInterrupt):
+    """torchrun's store is, and torchrun with it: the session is interrupted."""
+
+
+class DriversStore:
+    """torchrun's store, as the driver calls it: raises StoreIsGone when it is."""
+
+    def __init__(self, store: Any) -> None:
+        self._store, self.is_gone = store, False
+
+    def __getattr__(self, name: str) -> Callable[..., Any]:
+        return partial(self._called, getattr(self._store, name))
+
+    def _called(self, function: Callable[..., Any], *arguments: Any) -> Any:
+        try:
+            return function(*arguments)
+        except RuntimeError as error:  # torch.distributed.DistNetworkError, of torch 2.4 and later
+            self.is_gone = True
+            raise StoreIsGone from error
 
 
 class Office:
