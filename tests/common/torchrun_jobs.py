@@ -27,14 +27,18 @@ FOUND: Final = "lasting.first: finding"
 class Agent:
     """One agent, with the ranks of a node."""
 
-    def __init__(self, folder: Path, node: int, words: Sequence[str]) -> None:
+    def __init__(self, folder: Path, node: int, words: Sequence[str], path: Path | None = None) -> None:
+        """``path``: a folder whose modules go before all others."""
+        variables = environment() | {"PYTHONUNBUFFERED": "1"}
+        if path is not None:
+            variables["PYTHONPATH"] = os.pathsep.join([str(path), variables["PYTHONPATH"]])
         self._err = folder / f"err{node}"
         self._out = folder / f"out{node}"
         with self._err.open("w") as err, self._out.open("w") as out:
             self.process = subprocess.Popen(
                 [sys.executable, "-m", "torch.distributed.run", *words],
                 cwd=folder,
-                env=environment() | {"PYTHONUNBUFFERED": "1"},
+                env=variables,
                 stdout=out,
                 stderr=err,
             )
@@ -73,7 +77,9 @@ class Agent:
 
 
 @contextmanager
-def job(folder: Path, *words: str, nodes: int = 1, per_node: int = 2, port: int = 0) -> Iterator[list[Agent]]:
+def job(
+    folder: Path, *words: str, nodes: int = 1, per_node: int = 2, port: int = 0, path: Path | None = None
+) -> Iterator[list[Agent]]:
     """The agents, one for each node, of a job that runs ``words`` of torchrun; killed at the end, if they are there."""
     if not port:
         with socket.create_server(("127.0.0.1", 0)) as free:
@@ -83,7 +89,7 @@ def job(folder: Path, *words: str, nodes: int = 1, per_node: int = 2, port: int 
         for node in range(nodes):
             where = ["--nnodes", str(nodes), "--node-rank", str(node), "--nproc-per-node", str(per_node)]
             where += ["--master-addr", "127.0.0.1", "--master-port", str(port)]
-            agents.append(Agent(folder, node, [*where, *words]))
+            agents.append(Agent(folder, node, [*where, *words], path))
         yield agents
     finally:
         for agent in agents:
