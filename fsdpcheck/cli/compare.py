@@ -31,6 +31,10 @@ exit codes:
   0 all agree   1 they differ, or fail on more ranks   2 usage   3 internal error
   4 nothing could be decided   130 interrupted
 """
+_UNDER_TORCHRUN = (
+    "fsdpcheck: compare simulates its ranks, all of them in rank 0 of torchrun; the other processes of torchrun wait."
+    " Next: leave torchrun out, or --script FILE for a program that shows on real ranks what differs"
+)
 
 
 def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -109,6 +113,8 @@ def _compare(options: argparse.Namespace) -> int:
     for name, path in (("--json", options.json), ("--script", options.script)):
         if path is not None and (path.is_dir() or not path.absolute().parent.is_dir()):
             raise UsageError(explain(f"{name} names a place in a folder that is not there, or a folder", got=path))
+    if is_launched():
+        print(_UNDER_TORCHRUN, file=sys.stderr)
     from fsdpcheck.comparison.command_line import read
     from fsdpcheck.comparison.compare import compare
     from fsdpcheck.comparison.kept_runs import Runs

@@ -12,7 +12,6 @@ import atexit
 import signal
 import tempfile
 import time
-from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
@@ -23,6 +22,7 @@ from fsdpcheck.engines._common import hosts
 from fsdpcheck.engines._common import metal as metals
 from fsdpcheck.engines._common.metal import GLOO, Metal
 from fsdpcheck.engines._real import keeper, launch, monitor, post
+from fsdpcheck.engines._real.contact import Contact
 from fsdpcheck.engines._real.follower import Place
 from fsdpcheck.engines._real.kept import FarLink, KeptLink
 from fsdpcheck.engines._real.launch import is_under_torchrun, rank, world_size
@@ -31,7 +31,7 @@ from fsdpcheck.engines._real.transport import Link, LocalLink
 from fsdpcheck.engines.base import TORCHRUN
 from fsdpcheck.errors import FsdpcheckError, NotSupported, OtherWorldSize, UsageError, explain
 from fsdpcheck.execution import Execution, RunRequest
-from fsdpcheck.processes import leftovers, messages
+from fsdpcheck.processes import messages
 from fsdpcheck.processes.limit import Limit
 
 __all__ = ["Ranks", "TorchrunEngine", "is_under_torchrun", "rank", "world_size"]
@@ -39,6 +39,8 @@ __all__ = ["Ranks", "TorchrunEngine", "is_under_torchrun", "rank", "world_size"]
 _POOLS: Final = 3
 """Pools of different numbers of ranks that are kept; each has a worker of some 200 MB on each of its ranks."""
 _LOOK_SECONDS: Final = 0.01
+_START_SECONDS: Final = 600.0
+"""How long rank 0 waits for the processes of other ranks: as long as torchrun's own rendezvous waits for its nodes."""
 
 
 class Ranks:
@@ -56,6 +58,8 @@ class Ranks:
         self.served = keeper.Served()
         self._came = self._left = False
         self._known: tuple[launch.Hello, ...] = ()
+        self.contact: Contact | None = None
+        """In rank 0, once there was an engine: with whom there is contact."""
 
     def come(self, trouble: str = "") -> None:
         """Say that this rank is there, or what keeps it from taking part."""
@@ -72,20 +76,19 @@ class Ranks:
         self._known = self._everybody()
         _require_alike(self._known)
         _require_gpus(self._known, metal)
-        return TorchrunEngine(self._store, self._known, budget_seconds, metal)
+        store = post.DriversStore(self._store)
+        self.contact = Contact(store, self._known)
+        return TorchrunEngine(store, self._known, self.contact, budget_seconds, metal)
 
     @property
     def known(self) -> tuple[launch.Hello, ...]:
         """What all ranks have said of themselves, in their order; () before there was an engine."""
         return self._known
 
-    def gone(self) -> tuple[int, ...]:
-        """The ranks of this node whose torchrun process is gone."""
-        return tuple(one.rank for one in self._known if not _is_there(one, self.hello))
-
     def serve(self) -> int:
         """In every other rank, which has come: keep workers until rank 0 says leave; returns the code to leave with."""
-        return keeper.serve(self._store, self._said(0), self.served)
+        is_near = self.hello.node == launch.DRIVERS_NODE
+        return keeper.serve(self._store, self._said(0).pid if is_near else None, self.served)
 
     def leave(self, code: int) -> None:
         """In rank 0, once: have all others leave with ``code``."""
@@ -96,17 +99,20 @@ class Ranks:
             for other in range(1, world_size()):
                 office.send_last(other, post.Leave(code))
 
-    def _everybody(self) -> tuple[launch.Hello, ...]:
+    def _everybody(self, patience: float = _START_SECONDS) -> tuple[launch.Hello, ...]:
         """What all say of themselves; they have come when torchrun has started them, or torchrun ends this process."""
-        missing = set(range(world_size()))
+        missing, until = set(range(world_size())), time.monotonic() + patience
+        then = "see what they wrote above"
         try:
-            while missing:
+            while missing and time.monotonic() < until:
                 missing -= {other for other in missing if self._store.check([f"hello {other}"])}
                 time.sleep(_LOOK_SECONDS if missing else 0)
+            what = f"ranks did not start within {patience:.0f} s"
         except KeyboardInterrupt:
+            what = "ranks did not start before torchrun ended the job"
+        if missing:
             who = ", ".join(map(str, sorted(missing)))
-            what, then = "ranks did not start before torchrun ended the job", "see what they wrote above"
-            raise UsageError(explain(what, got=f"nothing of rank {who}", wanted="all ranks", then=then)) from None
+            raise UsageError(explain(what, got=f"nothing of rank {who}", wanted="all ranks", then=then))
         return tuple(map(self._said, range(world_size())))
 
     def _said(self, other: int) -> launch.Hello:
@@ -128,11 +134,12 @@ class TorchrunEngine(hosts.Hosted):
         self,
         store: Any,
         known: tuple[launch.Hello, ...],
+        contact: Contact,
         budget_seconds: float | None = None,
         metal: Metal = GLOO,
     ) -> None:
         self.metal, self.kind = metal, metals.launched(metal)
-        self._known, self._budget, self._limit = known, budget_seconds, Limit()
+        self._known, self._contact, self._budget, self._limit = known, contact, budget_seconds, Limit()
         self._office = post.Office(store, len(known))
         self._pools: dict[int, Pool] = {}
         self._made, self.processor_seconds = 0, 0.0
@@ -155,6 +162,8 @@ class TorchrunEngine(hosts.Hosted):
                 f"  next    torchrun --nproc-per-node {size}, or --engine processes",
                 len(self._known),
             )
+        if self._contact.lost():  # of a node that this case may not need, and others do
+            raise KeyboardInterrupt
         hosts.declared(request.adapter)
         hosts.require(request.adapter, request.installs)
         pool = self._pool(size)
@@ -164,7 +173,7 @@ class TorchrunEngine(hosts.Hosted):
         except BaseException:
             self._discard(size)
             raise
-        if execution.failure is not None and self._is_over():
+        if execution.failure is not None and self._contact.is_over():
             raise KeyboardInterrupt  # as torchrun is about to say: it ends the job without one of its processes
         if execution.failure is not None or pool.spent:
             self._discard(size)
@@ -179,10 +188,6 @@ class TorchrunEngine(hosts.Hosted):
         for size in list(self._pools):
             self._discard(size)
 
-    def _is_over(self) -> bool:
-        """Whether a process of torchrun's on this node is gone."""
-        return not all(_is_there(one, self._known[0]) for one in self._known)
-
     def _pool(self, size: int) -> Pool:
         """The workers of so many ranks; those used last are kept."""
         pool = self._pools.pop(size, None)
@@ -196,7 +201,7 @@ class TorchrunEngine(hosts.Hosted):
         try:
             return Pool(size, partial(self._link, self._made), launch.store_host())
         except FsdpcheckError:
-            if self._is_over():
+            if self._contact.is_over():
                 raise KeyboardInterrupt from None
             raise
 
@@ -206,21 +211,14 @@ class TorchrunEngine(hosts.Hosted):
             return LocalLink(replace(place, address=launch.own_address(), on_node=launch.on_node()))
         there = self._known[place.rank]
         near = there.node == self._known[0].node
-        lives: Callable[[], bool] = partial(_is_there, there, self._known[0])
-        return (KeptLink if near else FarLink)(
-            self._office, place.rank, post.Start(number, place, self._known[0].node), lives
-        )
+        start, why_gone = post.Start(number, place, self._known[0].node), partial(self._contact.why_gone, place.rank)
+        return (KeptLink if near else FarLink)(self._office, place.rank, start, why_gone)
 
     def _discard(self, size: int) -> None:
         pool = self._pools.pop(size, None)
         if pool is not None:
             self.processor_seconds += pool.links[0].processor_seconds()
             pool.close()
-
-
-def _is_there(one: launch.Hello, seer: launch.Hello) -> bool:
-    """Whether the torchrun process that said this is there; taken for granted where ``seer`` cannot see it."""
-    return one.node != seer.node or leftovers.is_living(one.pid)
 
 
 def _require_alike(known: tuple[launch.Hello, ...]) -> None:

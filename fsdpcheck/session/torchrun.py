@@ -6,8 +6,9 @@ import functools
 import json
 import resource
 import signal
+import sys
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -58,9 +59,8 @@ def session(plan: Plan, listen: Callable[[Ledger, Mapping[str, Any]], None], fil
 
     try:
         last = told_session(plan, emit, engine=engine)
-        if last["interrupted"] and (gone := ranks().gone()):
-            who = f"rank{'s' * (len(gone) > 1)} {', '.join(map(str, gone))}"
-            ledger.take({"event": "note", "text": f"torchrun ended the job: its process of {who} is gone"})
+        for text in _why_over() if last["interrupted"] else ():
+            ledger.take({"event": "note", "text": text})
         ledger.take(last)
         listen(ledger, last)
     finally:
@@ -82,6 +82,8 @@ def serve(adapters: Iterable[str], files: Path | None = None) -> NoReturn:
     here = ranks()
     here.come(trouble)
     code = here.serve()
+    if why := here.served.lost:
+        print(f"fsdpcheck: rank {torchrun.rank()} on {here.hello.host} ends: {why}", file=sys.stderr)
     if own is not None:
         own.served = {"workers": here.served.workers, "replies": here.served.replies, "ends": here.served.ends}
         own.used = here.served.processor_seconds
@@ -107,6 +109,30 @@ def where_it_runs(on: metal.Metal) -> str:
     text = f"ranks: {len(known)} of torchrun on {nodes} node{'s' * (nodes > 1)}, {over}"
     unused = bool(gpus) and on.device == "cpu"
     return text + f"; {gpus} GPUs of a node are not used, and NCCL is not checked: --device cuda" * unused
+
+
+def _why_over() -> Iterator[str]:
+    """In rank 0: which processes of torchrun are gone, or without contact, so that the session cannot go on."""
+    known, contact = ranks().known, ranks().contact
+    if contact is None:
+        return
+    if contact.is_torchrun_gone():
+        yield "torchrun is gone: its store, with the agent that started rank 0, answers no more"
+        return
+    if gone := contact.gone():
+        yield f"torchrun ended the job: its process of {_named(gone)} is gone"
+    lost: dict[tuple[str, str], list[int]] = {}
+    for rank, why in sorted(contact.lost().items()):
+        lost.setdefault((known[rank].host, why), []).append(rank)
+    for (host, why), who in lost.items():
+        yield (
+            f"lost contact with {_named(who)} on {host}: {why}. What was found before stands; of the case that was"
+            f" under way nothing is said. Next: see whether {host} runs and reaches {known[0].host}, and start again"
+        )
+
+
+def _named(who: Sequence[int]) -> str:
+    return f"rank{'s' * (len(who) > 1)} {', '.join(map(str, who))}"
 
 
 def _fitted(plan: Plan) -> Plan:

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from fsdpcheck import cli
+from fsdpcheck.errors import UsageError
 from tests.common.commands import run
 
 _SCRIPT = """
@@ -49,6 +50,18 @@ def _write(folder: Path, *changes: tuple[str, str]) -> Path:
         text = text.replace(old, new)
     (folder / "train.py").write_text(text)
     return folder
+
+
+def test_under_torchrun_it_says_that_its_ranks_are_simulated(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("TORCHELASTIC_RUN_ID", "none")
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    options = cli._parser().parse_args(["compare", "no_such_script.py"])
+    assert options.ranks == (1, 2)
+    with pytest.raises(UsageError, match="no_such_script"):
+        options.command(options)
+    assert "compare simulates its ranks, all of them in rank 0 of torchrun" in capsys.readouterr().err
 
 
 def test_ranks_that_do_what_one_does_agree_at_a_resolution_that_is_printed(tmp_path: Path) -> None:

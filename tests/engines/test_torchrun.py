@@ -115,7 +115,7 @@ def store() -> c10d.TCPStore:
 def far(store: c10d.TCPStore) -> tuple[post.Post, FarLink]:
     """The keeper's side and the driver's of a worker of rank 1 on another node."""
     start = post.Start(7, Place(0, 2, 1, Path("/nowhere")), 0)
-    return post.Post(store, 1), FarLink(post.Office(store, 2), 1, start, lambda: True)
+    return post.Post(store, 1), FarLink(post.Office(store, 2), 1, start, str)
 
 
 def test_rows_of_another_node_are_read_as_their_keeper_tells_them(store: c10d.TCPStore, tmp_path: Path) -> None:
@@ -152,8 +152,8 @@ def test_the_end_of_a_worker_on_another_node_is_told_with_its_last_words(store: 
 
 def test_a_worker_whose_keeper_is_gone_has_ended(store: c10d.TCPStore) -> None:
     start = post.Start(7, Place(0, 2, 1, Path("/nowhere")), 0)
-    link = KeptLink(post.Office(store, 2), 1, start, lambda: False)
-    assert link.exit_code() == -9
+    link = KeptLink(post.Office(store, 2), 1, start, lambda: "it is gone")
+    assert (link.exit_code(), link.last_words(Path("/nowhere"))) == (-9, "it is gone")
 
 
 def test_a_checkpoint_between_nodes_without_a_folder_in_common_is_not_supported(store: c10d.TCPStore) -> None:

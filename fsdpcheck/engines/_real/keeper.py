@@ -5,6 +5,7 @@ A worker that hangs or dies takes its keeper not along, so torchrun sees nothing
 
 from __future__ import annotations
 
+import math
 import shutil
 import signal
 import tempfile
@@ -17,27 +18,35 @@ from pathlib import Path
 from typing import Any, Final
 
 from fsdpcheck.engines._real import launch, post, shared_table, stacks
+from fsdpcheck.engines._real.contact import SILENCE_SECONDS
 from fsdpcheck.engines._real.follower import Place
+from fsdpcheck.engines._real.mail import Mail
 from fsdpcheck.engines._real.pool import end_of
 from fsdpcheck.engines._real.transport import LocalLink
 from fsdpcheck.processes import leftovers
 from fsdpcheck.processes.limit import LOOK_SECONDS
 
 _POLL_SECONDS: Final = 0.002
-"""How often the keeper looks for messages; no verdict depends on it."""
+"""How often the keeper looks at the rows of workers that it tells another node of; no verdict depends on it."""
 GRACE_SECONDS: Final = 20.0
 """How long a keeper that torchrun told to end waits for the driver, which tells what was found; torchrun waits 30 s."""
 _TERMINATED: Final = 128 + signal.SIGTERM
+_INTERRUPTED: Final = 130
+"""What a keeper without a driver leaves with: as a session that was interrupted does."""
 
 
 @dataclass
 class Served:
-    """What this keeper has done, for the file of its rank. ``processor_seconds``: of its workers."""
+    """What this keeper has done, for the file of its rank. ``processor_seconds``: of its workers.
+
+    ``lost``: why there was no contact with the driver's node any more; "" where there was.
+    """
 
     workers: int = 0
     replies: int = 0
     processor_seconds: float = 0.0
     ends: list[dict[str, Any]] = field(default_factory=list)
+    lost: str = ""
 
     def ended(self, kept: _Kept, code: int, words: str) -> None:
         self.processor_seconds += kept.used
@@ -47,7 +56,7 @@ class Served:
 class _Kept:
     """One worker, and what the driver was told of it."""
 
-    def __init__(self, start: post.Start, tell: post.Post, served: Served) -> None:
+    def __init__(self, start: post.Start, tell: Mail, served: Served) -> None:
         self.pool, self._post, self._served = start.pool, tell, served
         self._is_far, self.used = start.driver_node != launch.node(), 0.0
         self._place = self._own(start.place)
@@ -119,30 +128,43 @@ class _Kept:
             self._told = header
 
 
-def serve(store: Any, driver: launch.Hello, served: Served) -> int:
+def serve(store: Any, driver: int | None, served: Served, patience: float = SILENCE_SECONDS) -> int:
     """Keep workers until the driver says leave, or is gone; returns the code to leave with.
 
-    ``served`` is filled meanwhile. SIGTERM, which torchrun sends to all ranks, is the driver's to answer: it tells what
-    was found, then says leave.
+    ``driver``: the process of rank 0, None where it is on another node: then a store that is silent for ``patience``
+    seconds is lost, and the driver with it. ``served`` is filled meanwhile. SIGTERM, which torchrun sends to all ranks,
+    is the driver's to answer: it tells what was found, then says leave.
     """
-    tell, kept = post.Post(store, launch.rank()), dict[int, _Kept]()
+    mail, kept = Mail(store, launch.rank(), math.inf if driver else patience), dict[int, _Kept]()
     with _terminated() as until:
         while True:
-            connection.wait([source for one in kept.values() for source in one.sources], timeout=_POLL_SECONDS)
+            sources = [mail.source, *(source for one in kept.values() for source in one.sources)]
+            connection.wait(sources, timeout=LOOK_SECONDS if driver or not kept else _POLL_SECONDS)
             for number, one in list(kept.items()):
                 if not one.tell():
                     del kept[number]
-            while (message := tell.take()) is not None:
+            while (message := mail.take()) is not None:
                 if isinstance(message, post.Leave):
-                    _end_all(kept)
-                    return message.code
-                _obey(message, kept, tell, served)
-            if until and (time.monotonic() > until[0] or not _lives(driver)):
-                _end_all(kept)
-                return _TERMINATED
+                    return _left(mail, kept, message.code)
+                _obey(message, kept, mail, served)
+            served.lost = mail.lost()
+            if served.lost:
+                return _left(mail, kept, _INTERRUPTED)
+            if until:
+                mail.leave()
+                if time.monotonic() > until[0] or (driver and not leftovers.is_living(driver)):
+                    return _left(mail, kept, _TERMINATED)
 
 
-def _obey(message: post.ToKeeper, kept: dict[int, _Kept], tell: post.Post, served: Served) -> None:
+def _left(mail: Mail, kept: dict[int, _Kept], code: int) -> int:
+    """End all workers; returns the code."""
+    while kept:
+        kept.popitem()[1].end()
+    mail.close()
+    return code
+
+
+def _obey(message: post.ToKeeper, kept: dict[int, _Kept], tell: Mail, served: Served) -> None:
     match message:
         case post.Start():
             kept[message.pool] = _Kept(message, tell, served)
@@ -152,11 +174,6 @@ def _obey(message: post.ToKeeper, kept: dict[int, _Kept], tell: post.Post, serve
             kept[message.pool].tell_stack()
         case post.End() if message.pool in kept:
             kept.pop(message.pool).end()
-
-
-def _end_all(kept: dict[int, _Kept]) -> None:
-    while kept:
-        kept.popitem()[1].end()
 
 
 @contextmanager
@@ -170,8 +187,3 @@ def _terminated() -> Iterator[list[float]]:
     finally:
         signal.signal(signal.SIGTERM, before)
         signal.signal(signal.SIGINT, interrupt)
-
-
-def _lives(driver: launch.Hello) -> bool:
-    """Whether rank 0's process is there, where that can be seen."""
-    return driver.node != launch.node() or leftovers.is_living(driver.pid)

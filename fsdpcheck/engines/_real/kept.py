@@ -24,12 +24,15 @@ _NO_ROW: Final = Header(0, 0, 0, 0, ())
 
 
 class KeptLink:
-    """The driver's side of a worker on this node. A far one's keeper tells what is read off the system elsewhere."""
+    """The driver's side of a worker on this node. A far one's keeper tells what is read off the system elsewhere.
+
+    ``why_gone()``: why its keeper is not there any more, "" while it is.
+    """
 
     is_near = True
 
-    def __init__(self, office: post.Office, rank: int, start: post.Start, keeper_lives: Callable[[], bool]) -> None:
-        self._office, self._rank, self._pool, self._keeper_lives = office, rank, start.pool, keeper_lives
+    def __init__(self, office: post.Office, rank: int, start: post.Start, why_gone: Callable[[], str]) -> None:
+        self._office, self._rank, self._pool, self._why_gone = office, rank, start.pool, why_gone
         self._replies: list[bytes] = []
         self._ended: post.Ended | None = None
         self._pid, self._stack = 0, Stack()
@@ -52,8 +55,8 @@ class KeptLink:
     def exit_code(self) -> int | None:
         """A worker ends with its keeper."""
         self._hear()
-        if self._ended is None and not self._keeper_lives():
-            self._ended = post.Ended(self._pool, -signal.SIGKILL, "torchrun's process of this rank is gone")
+        if self._ended is None and (why := self._why_gone()):
+            self._ended = post.Ended(self._pool, -signal.SIGKILL, why)
         return None if self._ended is None else self._ended.code
 
     def last_words(self, written: Path) -> str | None:
@@ -71,6 +74,10 @@ class KeptLink:
 
     def end(self) -> None:
         """Have the worker killed, and wait until its keeper has reaped it."""
+        with suppress(post.StoreIsGone):  # then its keeper ends, and it with that
+            self._end()
+
+    def _end(self) -> None:
         if self.exit_code() is not None:
             return
         self._office.send(self._rank, post.End(self._pool))
@@ -106,10 +113,10 @@ class FarLink(KeptLink):
 
     is_near = False
 
-    def __init__(self, office: post.Office, rank: int, start: post.Start, keeper_lives: Callable[[], bool]) -> None:
+    def __init__(self, office: post.Office, rank: int, start: post.Start, why_gone: Callable[[], str]) -> None:
         self._header, self._calls = _NO_ROW, list[Collective]()
         self._used, self._sleep = 0.0, "awake"
-        super().__init__(office, rank, start, keeper_lives)
+        super().__init__(office, rank, start, why_gone)
 
     def processor_seconds(self) -> float:
         return self._used

@@ -17,6 +17,8 @@ from fsdpcheck import __version__
 
 _NEVER = timedelta(days=30)
 LOOPBACK = "127.0.0.1"
+DRIVERS_NODE = 0
+"""The node of rank 0, which torchrun's store is on as well: ranks are numbered node by node."""
 
 
 def is_under_torchrun() -> bool:

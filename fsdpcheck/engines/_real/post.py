@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import time
 from collections import defaultdict, deque
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Final
 
 from fsdpcheck.engines._real.follower import Place
@@ -125,9 +127,9 @@ class Post:
         self._store, self._rank = store, rank
         self._sent = self._taken = 0
 
-    def send(self, message: FromKeeper) -> None:
-        """Tell the driver."""
-        give(self._store, f"from {self._rank}/{self._sent}", messages.dumps(message))
+    def send(self, message: FromKeeper, between: Callable[[], None] = lambda: None) -> None:
+        """Tell the driver. ``between`` is called behind each piece of what is long."""
+        give(self._store, f"from {self._rank}/{self._sent}", messages.dumps(message), between)
         self._sent += 1
         self._store.add("news", 1)
 
@@ -140,6 +142,27 @@ class Post:
         self._taken += 1
         message: ToKeeper = messages.loads(payload)
         return message
+
+
+class StoreIsGone(KeyboardInterrupt):
+    """torchrun's store is, and torchrun with it: the session is interrupted."""
+
+
+class DriversStore:
+    """torchrun's store, as the driver calls it: raises StoreIsGone when it is."""
+
+    def __init__(self, store: Any) -> None:
+        self._store, self.is_gone = store, False
+
+    def __getattr__(self, name: str) -> Callable[..., Any]:
+        return partial(self._called, getattr(self._store, name))
+
+    def _called(self, function: Callable[..., Any], *arguments: Any) -> Any:
+        try:
+            return function(*arguments)
+        except RuntimeError as error:  # torch.distributed.DistNetworkError, of torch 2.4 and later
+            self.is_gone = True
+            raise StoreIsGone from error
 
 
 class Office:
@@ -178,11 +201,12 @@ class Office:
             self._waiting[rank, message.pool].append(message)
 
 
-def give(store: Any, key: str, payload: bytes) -> None:
+def give(store: Any, key: str, payload: bytes, between: Callable[[], None] = lambda: None) -> None:
     """Set ``key`` to ``payload`` in pieces; the key itself says how many they are, and comes last."""
     pieces = [payload[start : start + _PIECE] for start in range(0, len(payload), _PIECE)]
     for number, piece in enumerate(pieces):
         store.set(f"{key}/{number}", piece)
+        between()
     store.set(key, str(len(pieces)))
 
 
