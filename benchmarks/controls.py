@@ -2,7 +2,8 @@
 
 ``python -m benchmarks controls [FILE [GLOB]] [--shard K/N]``: the laws that a control names and its adapter promises,
 in the quick profile. A row a control and law is kept in FILE (JSON lines; by default the project's record,
-benchmarks/controls.jsonl; "-" for none) with the commit; what it holds is not run again.
+benchmarks/controls.jsonl; "-" for none) with the commit; what it holds is not run again. At the end the sums: of FILE,
+and of what the nights have judged.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from benchmarks.kept import Kept
+from benchmarks.night.record import Record
 from benchmarks.revision import revision
 from fsdpcheck.adapters import load
 from fsdpcheck.engines.simulated import SimulatedEngine
@@ -42,6 +44,7 @@ def lines(file: str = str(RECORD), pattern: str = "*", shard: tuple[int, int] = 
     finally:
         engine.close()
     yield summary(kept.rows)
+    yield by_night(Record().rows)
 
 
 def laws_of(control: Control) -> list[Law]:
@@ -72,6 +75,14 @@ def told(row: dict[str, Any]) -> str:
     """A row in a line."""
     hit = "" if row["hit"] else ", never hit"
     return f"{row['control']} {row['law']}: {row['status']}, {row['cases']} cases{hit} {row['reported']}".rstrip()
+
+
+def by_night(rows: list[dict[str, Any]]) -> str:
+    """The rows of the nights: how often any case was judged under a control there, and how many reports there are."""
+    own = [row for row in rows if row["part"] == "tests/controls" and "judged" in row]
+    named = {item for row in own for item in row["judged"]}
+    cases = sum(sum(row["judged"].values()) for row in own)
+    return f"by night: {len(named)} controls, {cases:,} cases: {sum(len(row['findings']) for row in own)} reported"
 
 
 def summary(rows: list[dict[str, Any]]) -> str:

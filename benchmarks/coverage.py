@@ -54,8 +54,11 @@ def report(count: int = PROFILES["ci"]) -> str:
         f"  {fact:<26} {100 * facts[fact] / len(cases):5.1f} %{_floor(fact, on_several, len(several))}"
         for fact in every
     ]
-    lines.append(f"pairs of facts met together: {len(pairs)} of {possible}")
-    never = [f"{one} + {other}" for one, other in combinations(every, 2) if (one, other) not in pairs]
+    met = [fact for fact in every if facts[fact]]
+    among = len(met) * (len(met) - 1) // 2
+    lines.append(f"pairs of facts met together: {len(pairs)} of {possible}, of {among} without facts that no case has")
+    lines.append(f"no case has: {', '.join(fact for fact in every if not facts[fact]) or '-'}")
+    never = [f"{one} + {other}" for one, other in combinations(met, 2) if (one, other) not in pairs]
     lines.append(f"never: {'; '.join(never) or '-'}")
     for title, counted in (("rows of a step to ranks", ratios), ("clip regimes", regimes)):
         shares = ", ".join(f"{name} {100 * n / len(cases):.1f} %" for name, n in counted.most_common())

@@ -150,6 +150,31 @@ def test_ranks_may_have_unequal_numbers_of_micro_batches(case: TrainingCase, run
 
 
 @law(
+    "training.steps-counted",
+    promise="plain",
+    space=EQUAL_BITS.without("conv", "conv-private", "bags", "bags-private", "group-norm", "group-norm-private").but(
+        user_models="never",
+        adjusted=("left out",),
+        must_occur=("distributed batch on several ranks", "several units"),
+        vacuous_without=("parameter left out of a step of Adam",),
+    ),
+    needs_traits=("routed", "adam"),
+)
+def test_the_steps_of_a_parameter_are_counted_as_on_a_single_device(case: TrainingCase, run: Run) -> None:
+    """With Adam and a layer that some samples leave out, parameters are the single device's after every step.
+
+    Adam's bias correction counts steps. Which count of a parameter that no sample of a step uses is declared
+    (``ArithmeticRule.unused``): none as in torch, where its gradient is None, or all where it is zero; on every rank
+    alike, whichever has samples that use it. In each drawn case the layer stands behind the input, and there are
+    five steps where those can be proved; private training too, where its bits are promised.
+    Not seen: counters that are saved and loaded (state.resumed); a count that is off by the same for all parameters
+    shows in the first step, in training.plain too.
+    Source: DeepSpeed#8471, DeepSpeed#1823, TransformerEngine#1986.
+    """
+    assert_parameters_equal(run(case), run.answer(case))
+
+
+@law(
     "training.private-unclipped",
     promise="private",
     space=PRIVATE_UNCLIPPED.but(

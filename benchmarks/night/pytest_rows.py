@@ -1,4 +1,7 @@
-"""A pytest plugin: a JSON line for each test in the file of ``--night-rows``: id, outcome, seconds."""
+"""A pytest plugin: a JSON line for each test in the file of ``--night-rows``: id, outcome, seconds.
+
+And cases, where a test says how many it has judged: ``record_property("cases", N)``.
+"""
 
 from __future__ import annotations
 
@@ -21,6 +24,7 @@ class _Rows:
         self._seconds[name] = self._seconds.get(name, 0.0) + report.duration
         if report.when == "teardown":
             row = {"id": name, "outcome": self._outcome[name], "seconds": self._seconds[name]}
+            row |= {what: told for what, told in report.user_properties if what == "cases"}
             with open(self._path, "a", encoding="utf-8") as file:
                 file.write(json.dumps(row) + "\n")
 

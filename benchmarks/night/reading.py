@@ -23,7 +23,8 @@ def tests(folder: Path, output: str, asked: Slice) -> Outcome:
     missing = [f"did not run: {name}" for name in asked.items if name not in {row["id"] for row in rows}]
     seconds = {row["id"]: row["seconds"] for row in rows}
     lost = len(failed) + len(missing)
-    return Outcome(ended["passed"], lost, ended["skipped"], 0, (*failed, *missing), seconds)
+    judged = {row["id"]: row["cases"] for row in rows if "cases" in row}
+    return Outcome(ended["passed"], lost, ended["skipped"], sum(judged.values()), (*failed, *missing), seconds, judged)
 
 
 def laws(folder: Path, output: str, asked: Slice) -> Outcome:

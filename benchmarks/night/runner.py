@@ -33,6 +33,7 @@ def row_of(one: Slice, guard: float = GUARD) -> Row:
     seconds = {item: round(share * spent, 1) for item, share in _shares(one.items, outcome.seconds).items()}
     counted = {what: getattr(outcome, what) for what in ("passed", "failed", "skipped", "cases")}
     row: Row = {"part": one.part, "tree": one.tree, "items": seconds, "seed": one.seed, **counted}
+    row |= {"judged": dict(outcome.judged)} if outcome.judged else {}
     row |= {"findings": list(outcome.findings), "code": code, "processor": spent, "wall": wall}
     return row
 

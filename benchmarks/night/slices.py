@@ -15,7 +15,8 @@ FOLDER: Final = "{folder}"
 
 @dataclass(frozen=True)
 class Outcome:
-    """What a slice found. ``seconds``: what its items took, where it says so item by item."""
+    """What a slice found. ``seconds``: what its items took, where it says so item by item; ``judged``:
+    cases of items, where they tell."""
 
     passed: int = 0
     failed: int = 0
@@ -23,6 +24,7 @@ class Outcome:
     cases: int = 0
     findings: tuple[str, ...] = ()
     seconds: Mapping[str, float] = field(default_factory=dict)
+    judged: Mapping[str, int] = field(default_factory=dict)
 
 
 Reader = Callable[[Path, str, "Slice"], Outcome]

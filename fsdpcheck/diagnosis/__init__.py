@@ -30,6 +30,7 @@ from fsdpcheck.diagnosis import (
     sample_weights,
     shards,
     stale_state,
+    step_counts,
 )
 from fsdpcheck.diagnosis.cause_fit import (
     ADDED_UP,
@@ -84,6 +85,7 @@ def of_update(answer: Answer, step: int, got: Mapping[str, Tensor]) -> Causes | 
     found = list(stood_still(case, wanted.before, {name: wanted.after[name] for name in wanted.used}, got))
     found += precision.updated(case, {name: wanted.after[name] for name in wanted.used}, got)
     found += matrix_updates.updated(answer, step, got)
+    found += step_counts.updated(answer, step, got)
     if (explains := conventions.updated(case, wanted.before, step)) is not None:
         found += conventions.undeclared(answer, step, got, explains)
     found += _of_places(case, wanted, got, wanted.after)

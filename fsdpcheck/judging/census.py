@@ -46,9 +46,21 @@ def _computed(answer: Answer) -> Iterator[str]:
         yield coverage.GRADIENT
     if answer.case.arithmetic.compute == "bfloat16":
         yield from _in_few_bits(answer)
+    if answer.case.step.optimizer.kind in ("adam", "adamw") and _leaves_out(answer):
+        yield coverage.LEFT_OUT
     bound = answer.case.step.max_grad_norm
     if bound is not None and any(step.grad_norm > bound for step in answer.steps):
         yield coverage.CLIPPED_NORM
+
+
+def _leaves_out(answer: Answer) -> bool:
+    """Whether a step with samples leaves out a parameter that a later one has a gradient of that is not zero."""
+    missing = set[str]()
+    for step in answer.steps:
+        if any(step.released[name].any() for name in missing & step.reached):
+            return True
+        missing |= {*step.gradients} - step.reached if step.samples else set()
+    return False
 
 
 def _in_few_bits(answer: Answer) -> Iterator[str]:

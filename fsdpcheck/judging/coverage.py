@@ -61,10 +61,22 @@ CLIPPED_NORM: Final = "clipped by the global norm"
 GRADIENT: Final = "non-zero gradient"
 MANY_BITS: Final = "gradient of more than 8 bits"
 OTHER_START: Final = "later step from other parameters"
+LEFT_OUT: Final = "parameter left out of a step of Adam"
 
 _OF_DATA: Final[frozenset[Axis]] = frozenset(axis for axis, row in AXES.items() if not row.same)
 _OF_OPTIMIZERS: Final = frozenset(
-    {LINEAR, OTHER_START, "momentum", "weight-decay", "adam", "adamw", "matrix-optimizer", "schedule", "resume"}
+    {
+        LINEAR,
+        OTHER_START,
+        LEFT_OUT,
+        "momentum",
+        "weight-decay",
+        "adam",
+        "adamw",
+        "matrix-optimizer",
+        "schedule",
+        "resume",
+    }
 )
 """Labels of the optimizers that are drawn; at the rate of a user's own hardly any parameter may come to move."""
 _OF_FEW_BITS: Final = {GRADIENT: MANY_BITS, SEVERAL_STEPS: OTHER_START}
@@ -88,6 +100,9 @@ LABELS: Final[Mapping[str, Label]] = {
     CLIPPED_NORM: Label("a gradient whose norm is above the bound", computed=True),
     GRADIENT: Label("a gradient that is not zero", computed=True),
     MANY_BITS: Label("a reduced gradient of more bits than a bfloat16 has", computed=True),
+    LEFT_OUT: Label(
+        "a parameter that a step of Adam leaves out and a later one trains", frozenset({"adam"}), computed=True
+    ),
     OTHER_START: Label("a later step that starts from other parameters", computed=True, within=SEVERAL_STEPS),
     **{
         trait: Label(

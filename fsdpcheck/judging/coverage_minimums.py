@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from fsdpcheck.case import TrainingCase
+from typing import Final
+
+from fsdpcheck.case import TrainingCase, Trait
 from fsdpcheck.case.shapes import Stage, stages
 
 FLOORS = {
@@ -24,6 +26,10 @@ FLOORS = {
 """Fact of ``census`` -> least share among cases with W > 1, for an implementation that accepts all of them."""
 
 
+_RARE: Final[tuple[Trait, ...]] = (
+    "evaluation", "inference-mode", "rebuilt", "unequal-micro-batches", "tied-apart", "thawed", "parameter-groups",
+    "fractional-normaliser", "matrix-optimizer", "replicated-shards",
+)  # fmt: skip
 _OFF_THE_GRID = {"gelu", "silu", "tanh", "sigmoid", "softmax"}
 
 
@@ -74,6 +80,10 @@ def census(case: TrainingCase) -> dict[str, bool]:
         "mean": "mean" in traits,
         "clipped by unit": "per-layer-clipping" in traits,
         "deferred": case.step.norms == "deferred",
+        "routed": bool(traits & {"routed", "routed-private"}),
+        "reused": bool(traits & {"reused", "reused-private"}),
+        "one row": bool(traits & {"one-row", "one-row-private"}),
+        **{trait.replace("-", " "): trait in traits for trait in _RARE},
     }
 
 

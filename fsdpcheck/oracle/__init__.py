@@ -70,6 +70,8 @@ class StepAnswer:
     """Parameters after the optimizer's update and *before* any projection, case dtype: what the laws compare."""
     outputs: Tensor
     """The model's outputs with the parameters ``before``, [n, F + G * R]."""
+    reached: frozenset[str] = frozenset()
+    """Names of the trained parameters that the loss of some sample depends on."""
 
 
 @dataclass(frozen=True)
@@ -85,8 +87,11 @@ class Answer:
     instrument: Tensor
     steps: tuple[StepAnswer, ...]
     arithmetic: ArithmeticRule = field(default_factory=ArithmeticRule)
-    leaves_unused: bool = False
-    """Whether a step with samples has a trained parameter that none of them depends on."""
+
+    @property
+    def leaves_unused(self) -> bool:
+        """Whether a step with samples has a trained parameter that none of them depends on."""
+        return any(step.samples and step.gradients.keys() > step.reached for step in self.steps)
 
     @property
     def trainable(self) -> tuple[str, ...]:
@@ -119,7 +124,7 @@ def answer(
     rows_KDR = torch.zeros(case.step.steps, len(device.inputs), models.instrument_width(case), dtype=torch.float64)
     for k, step in enumerate(steps):
         rows_KDR[k, list(step.samples)] = step.targets
-    return Answer(case, rule, _clip_norm(case, steps), rows_KDR, steps, conventions, device.leaves_unused)
+    return Answer(case, rule, _clip_norm(case, steps), rows_KDR, steps, conventions)
 
 
 def norms(squared: Tensor, rule: NormRule, root: Callable[[Tensor], Tensor] = torch.sqrt) -> Tensor:
@@ -173,7 +178,6 @@ class _SingleDevice:
         self.targets = batches.targets(case).double()
         known = self.parameters if case.step.thaws else self.trained
         self.optimizer = optimizer_for(case, {name: self.parameters[name] for name in known})
-        self.leaves_unused = False
 
     def _trained(self) -> dict[str, nn.Parameter]:
         """Those that are trained now, by name."""
@@ -204,14 +208,13 @@ class _SingleDevice:
         )
         released = {name: (value / self.case.step.normaliser).to(self.dtype) for name, value in total.items()}
         grad_norm = torch.tensor(_root_of_squares(released, k), dtype=self.dtype)
-        self.leaves_unused |= bool(samples) and len(reached) < len(self.trained)
         unused = without_gradient(self.case, self.conventions.unused, self.trained, reached) if samples else set()
         used = self._clip_globally({name: value for name, value in released.items() if name not in unused}, grad_norm)
         before = {name: p.detach().clone() for name, p in self.parameters.items()}
         after = self._update(used if self.forced is None else self.forced.steps[k].used)
         return StepAnswer(
             before, samples, multiplicity, losses, gradients, squared, squares_nG, targets_nR, of_samples, coefficients,
-            total, released, grad_norm, used, after, outputs,
+            total, released, grad_norm, used, after, outputs, frozenset(reached),
         )  # fmt: skip
 
     def _load(self) -> None:

@@ -10,13 +10,15 @@ from hypothesis import strategies as st
 from hypothesis.strategies import SearchStrategy
 
 from fsdpcheck.adapters.contract import Features
-from fsdpcheck.case import LayerSpec, TrainingCase, Trait
+from fsdpcheck.case import LayerSpec, OptimizerKind, TrainingCase, Trait
 from fsdpcheck.case.training import Evaluation
 from fsdpcheck.case.validation import is_power_of_two, whole_or_float
 from fsdpcheck.strategies import metamorphic
 from fsdpcheck.strategies.choice import among
 from fsdpcheck.strategies.space import Adjustment
 
+_SEVERAL_STEPS = 5
+"""Steps of a training that leaves a layer out in some of them."""
 Adjust = Callable[[SearchStrategy[TrainingCase], Features], SearchStrategy[TrainingCase]]
 
 
@@ -109,12 +111,26 @@ def _tied_apart(case: TrainingCase, features: Features) -> TrainingCase | None:
 
 def _with_one_row(case: TrainingCase, features: Features) -> TrainingCase | None:
     """A layer stands behind its input that runs on one row and is added to all samples, in the first unit."""
+    layer = LayerSpec(case.model.features, bias="bias" in features.accepts, used="for all")
+    return _taken(_behind_its_input(case, layer), features, "one-row-private")
+
+
+def _left_out(case: TrainingCase, features: Features) -> TrainingCase | None:
+    """A layer stands behind its input that some samples leave out, and Adam or AdamW takes several steps."""
+    step, project = case.step, "project" in features.accepts
+    kinds: tuple[OptimizerKind, ...] = ("adam", "adamw") if "adamw" in features.accepts else ("adam",)
+    optimizer = replace(step.optimizer, kind=kinds[case.seed % len(kinds)], momentum=0.0)
+    step = replace(step, optimizer=optimizer, steps=_SEVERAL_STEPS if project else max(step.steps, 2))
+    changed = replace(case, step=step, arithmetic=replace(case.arithmetic, project=project))
+    return _taken(_behind_its_input(changed, LayerSpec(case.model.features, used="routed")), features)
+
+
+def _behind_its_input(case: TrainingCase, layer: LayerSpec) -> TrainingCase:
+    """The case with one layer more, before all that it has but an Embedding, in the first unit."""
     model = case.model
-    layers = (LayerSpec(model.features, bias="bias" in features.accepts, used="for all"), *model.layers)
     units = (model.units[0] + 1, *model.units[1:]) if model.units else ()
     tied = None if model.tied is None else (_behind(model.tied[0]), _behind(model.tied[1]))
-    changed = replace(model, layers=layers, units=units, tied=tied)
-    return _taken(replace(case, model=changed), features, "one-row-private")
+    return replace(case, model=replace(model, layers=(layer, *model.layers), units=units, tied=tied))
 
 
 def _of_unequal_numbers(case: TrainingCase, features: Features) -> TrainingCase | None:
@@ -158,5 +174,6 @@ ADJUSTMENTS: dict[Adjustment, Adjust] = {
     "thawed": _where_it_can_be(_thawed),
     "tied apart": _where_it_can_be(_tied_apart),
     "one row": _where_it_can_be(_with_one_row),
+    "left out": _where_it_can_be(_left_out),
     "unequal micro-batches": _where_it_can_be(_of_unequal_numbers),
 }

@@ -21,7 +21,7 @@ UserModels = Literal["any", "known layers", "never"]
 DrawnNumbers = Literal["grid", "real", "either"]
 Adjustment = Literal[
     "any sum", "one step", "any clip norm", "a bias", "partial terms", "in replicas", "on real numbers", "evaluated",
-    "thawed", "tied apart", "one row", "unequal micro-batches",
+    "thawed", "tied apart", "one row", "unequal micro-batches", "left out",
 ]  # fmt: skip
 """What is changed in every drawn case; ``strategies/adjustments.py`` has what each does."""
 

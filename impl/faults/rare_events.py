@@ -169,6 +169,47 @@ def thawed_parameters_stay_frozen(original: Function, hit: Hit) -> Function:
     return planted
 
 
+@fault(
+    "torch.optim.adam:adam",
+    "one count of steps for parameters of other histories, https://github.com/deepspeedai/DeepSpeed/pull/8471",
+    "training.steps-counted",
+    cause="bias correction .*counts",
+    subject="ddp:finding_unused",
+)
+def one_counter_for_all_parameters(original: Function, hit: Hit) -> Function:
+    """Each parameter's bias correction takes the largest count of steps of all parameters that are updated."""
+
+    def planted(params: Any, grads: Any, averages: Any, squares: Any, largest: Any, counts: Any, **more: Any) -> None:
+        most = max(counts, default=None)
+        for count in counts:
+            if count != most:
+                hit()
+                count.copy_(most)
+        original(params, grads, averages, squares, largest, counts, **more)
+
+    return planted
+
+
+@fault(
+    "trainer:Trainer.update",
+    "counts that differ between ranks, https://github.com/NVIDIA/TransformerEngine/issues/1986",
+    "training.steps-counted",
+    cause="bias correction .*counts",
+)
+def steps_without_a_gradient_are_not_counted(original: Function, hit: Hit) -> Function:
+    """A rank counts no step of a unit in whose shard all gradients are zero: Adam corrects a later one for fewer."""
+
+    def planted(self: Any) -> None:
+        original(self)
+        for shard in self.model.shards() if self.optimizer is not None else ():
+            count = self.optimizer.state.get(shard, {}).get("step")
+            if count is not None and count > 1 and not shard.grad.any():
+                hit()
+                count -= 1
+
+    return planted
+
+
 def _by_owner(uses: Any, unit_names: Any) -> list[Any]:
     """The uses of one parameter, by the unit in which they stand."""
     found: dict[str, list[Any]] = {}

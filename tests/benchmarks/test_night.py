@@ -19,7 +19,7 @@ pytest.importorskip("benchmarks.night", reason="only a checkout has the benchmar
 from benchmarks.night import reading, record, runner, tonight  # noqa: E402
 from benchmarks.night.parts import sessions  # noqa: E402
 from benchmarks.night.record import Record, words  # noqa: E402
-from benchmarks.night.slices import Outcome, Part, Slice, packed, shard_of  # noqa: E402
+from benchmarks.night.slices import FOLDER, Outcome, Part, Slice, packed, shard_of  # noqa: E402
 from benchmarks.night.tonight import Night, listed, night, standing, taken  # noqa: E402
 from benchmarks.sessions import everything  # noqa: E402
 from tests.common.tables import each  # noqa: E402
@@ -204,6 +204,18 @@ def test_a_test_that_failed_or_did_not_run_is_a_finding(tmp_path: Path) -> None:
     outcome = reading.tests(tmp_path, "", asked)
     assert (outcome.passed, outcome.failed, outcome.skipped) == (1, 2, 1)
     assert outcome.findings == ("failed", "did not run: gone")
+
+
+def test_a_slice_of_tests_says_how_many_cases_they_judged(tmp_path: Path) -> None:
+    """The plugin writes what a test has told, and the row has it test by test; one that tells nothing has none."""
+    text = "def test_tells(record_property):\n    record_property('cases', 7)\n\n\ndef test_is_silent():\n    pass\n"
+    (tmp_path / "test_toy.py").write_text(text)
+    plugin = ("-p", "benchmarks.night.pytest_rows", "--night-rows", f"{FOLDER}/rows.jsonl", "--rootdir", str(tmp_path))
+    command = (sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *plugin, str(tmp_path / "test_toy.py"))
+    row = runner.row_of(Slice("toys", ("test_toy.py::test_tells",), command, 1.0, reading.tests))
+    assert (row["passed"], row["failed"], row["cases"]) == (2, 0, 7), row
+    assert row["judged"] == {"test_toy.py::test_tells": 7}
+    assert "judged" not in runner.row_of(Slice("toys", ("silent",), (sys.executable, "-S", "-c", ""), 1.0))
 
 
 @each("statuses", [("holds", "finding"), ("holds", "too few cases"), ("error",)])

@@ -39,7 +39,7 @@ def test_what_pytest_asks_of_every_object_of_a_module_computes_nothing(computed:
     assert computed == []
 
 
-@pytest.mark.parametrize("look", [lambda a: a.steps, lambda a: a.trainable, lambda a: replace(a, leaves_unused=True)])
+@pytest.mark.parametrize("look", [lambda a: a.steps, lambda a: a.trainable, lambda a: replace(a, clip_norm=1.0)])
 def test_a_look_computes_it_once(look: Any, computed: list[object]) -> None:
     found = later(SMALL)
     look(found)

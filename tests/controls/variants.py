@@ -35,6 +35,10 @@ class Control:
 
 _LINEAR, _EMBEDDING, _FACTORS = "norms.linear", "norms.embedding", "clipping.clip_factors"
 _UNIT, _BUFFER, _TIED = "sharding.flat_unit", "sharding.flat_buffer", "clipping.tied_parameters"
+_EARLY = "self.units[(self.units.index(unit) + 1) % len(self.units)].unshard()"
+_HALVES = "self.axis.size & (self.axis.size - 1) == 0"
+_DDP = "DistributedDataParallel(model, find_unused_parameters=self._find_unused)"
+_HOOKS = "torch.distributed.algorithms.ddp_comm_hooks.default_hooks"
 _DIRECT = "(g_BTp.transpose(1, 2) @ a_BTd).square().sum((1, 2))"
 _QUOTIENT = "torch.div(_like(clip_norm, squared_norms), norms(squared_norms) + EPS)"
 _CLAMPED = f"{_QUOTIENT}.clamp(max=1.0)"
@@ -90,6 +94,19 @@ _TABLE: Final[tuple[tuple[str, str, tuple[str, ...], str, str, str, str], ...]] 
     ("a_message_before_each_reduction", "every rank sends it, and nobody reads it", _FLAT, _UNIT,
      "FlatUnit.reduce_gradients", _SCATTERED,
      f"(collectives.all_reduce_sum(self, full.new_zeros(1), self.axis), {_SCATTERED})[1]"),
+    ("a_barrier_before_each_reduction", "every rank waits for all, and nothing is sent", _FLAT, _UNIT,
+     "FlatUnit.reduce_gradients", _SCATTERED,
+     f"(self.axis.size > 1 and torch.distributed.barrier(self.axis.group), {_SCATTERED})[1]"),
+    ("every_other_unit", "layers of every other unit are left to the root: the same parameters, shared out otherwise",
+     (*_PRIVATE, *_PLAIN, "padding.*", "clipping.sum"), "sharding.flat_model", "make_units",
+     "by_unit(module, unit_names, places)", "by_unit(module, unit_names[::2], places)"),
+    ("prefetched", "the next unit is gathered before this one computes, and freed behind its own forward",
+     (*_PRIVATE, *_PLAIN, "padding.*"), "sharding.flat_model", "ShardedModel._before_forward", "unit.unshard()",
+     f"(unit.unshard(), {_EARLY})"),
+    ("divided_before_the_sum", "a division by a power of two is exact, before a sum or behind it", _FLAT, _UNIT,
+     "FlatUnit.reduce_gradients", _SCATTERED,
+     f"collectives.all_reduce_sum(self, full / self.axis.size, self.axis)[{_OWN}].clone() if {_HALVES} else"
+     f" {_SCATTERED}"),
     ("accumulated_the_other_way", "two terms of a sum", _FLAT, _UNIT, "FlatUnit.accumulate", "shard.grad + gradient",
      "gradient + shard.grad"),
     ("accumulated_in_place", "nobody else holds the sum of before", _FLAT, _UNIT, "FlatUnit.accumulate",
@@ -170,10 +187,24 @@ _TABLE: Final[tuple[tuple[str, str, tuple[str, ...], str, str, str, str], ...]] 
 )  # fmt: skip
 """(name, why it is right, laws, module, function, what stands there, what stands there instead)."""
 
+_DIVIDES_FIRST: Final = Control(
+    "divided_first_by_a_hook",
+    "each rank's gradient is divided by W and then summed, by torch's own hook: what DDP promises without one, too",
+    ("training.*", "invariance.*", "global-norm.*", "collectives.*"),
+    (
+        Change(
+            "builtin.ddp", "DistributedDataParallelAdapter.build", _DDP,
+            f"(lambda ddp: (ddp.register_comm_hook(None, __import__({_HOOKS!r}, fromlist=['one']).allreduce_hook),"
+            f" ddp)[1])({_DDP})", "fsdpcheck.adapters",
+        ),
+    ),
+    adapter="ddp",
+)  # fmt: skip
+
 ALL: Final[dict[str, Control]] = {
     name: Control(name, why, laws, (Change(module, function, old, new),))
     for name, why, laws, module, function, old, new in _TABLE
-}
+} | {_DIVIDES_FIRST.name: _DIVIDES_FIRST}
 
 
 def __getattr__(name: str) -> Any:

@@ -155,6 +155,17 @@ def test_the_documents_name_every_chapter_and_count_the_laws() -> None:
     assert f"{len(laws)} laws in {len(named)} chapters" in table
 
 
+def test_documents_count_the_findings_that_are_listed() -> None:
+    listed = (DOCS / "findings.md").read_text(encoding="utf-8").split("\n## ")[0]
+    owners = re.findall(r"^\| (\w+) \| .* \| \[report\]", listed, re.MULTILINE)
+    words = {1: "one", 10: "ten", 22: "twenty-two"}  # next: the word, where a finding is added
+    opacus, deepspeed = owners.count("Opacus"), owners.count("DeepSpeed")
+    pytorch = len(owners) - opacus - deepspeed
+    said = f"{words[opacus]} defects of opacus, {words[pytorch]} of pytorch and {words[deepspeed]} of deepspeed"
+    for page in (README, DOCS / "results.md"):
+        assert said in page.read_text(encoding="utf-8").lower(), page.name
+
+
 def test_the_document_of_laws_counts_the_faults_that_were_put_to_them() -> None:
     (said,) = re.findall(r"^Killed: of (\d+) planted faults", LAWS.read_text(encoding="utf-8"), re.MULTILINE)
     assert int(said) == len(faults.ALL), "next: put the new faults to all laws (fsdpcheck faults --every)"

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from fsdpcheck import oracle
 from fsdpcheck.adapters.contract import Features
-from fsdpcheck.case import Arithmetic, TrainingCase, Trait
+from fsdpcheck.case import Arithmetic, OptimizerSpec, TrainingCase, Trait
 from fsdpcheck.engines.base import TORCHRUN
 from fsdpcheck.errors import NotApplicable, NotExact, NotOnRanks, UsageError
 from fsdpcheck.findings.verdict import Verdict
@@ -24,6 +24,7 @@ from fsdpcheck.judging.run import Run
 from fsdpcheck.strategies import BuiltSpace
 from fsdpcheck.workload.clip_groups import is_instrument
 from tests.common.laws_by_hand import SPACE, FakeEngine, a_case, a_law
+from tests.common.tables import each
 
 ALL = Limits(frozenset(get_args(Trait)), (1, 2, 3))
 ENOUGH = Judged(15, 15, {})
@@ -295,3 +296,28 @@ def test_a_case_in_few_bits_has_what_its_answer_shows() -> None:
     layer = next(iter(filter(is_instrument, first.before)))
     assert labels(still, replace(still, before={**first.before, layer: first.before[layer] + 1})) == set()
     assert labels(wide, moved, of=replace(case, arithmetic=replace(arithmetic, compute="dtype"))) == set()
+
+
+@each(
+    ("reached", "counts"),
+    [("yyy", False), ("nyy", True), ("yny", True), ("yyn", False), ("-yy", False)],
+    ids=["always used", "first used later", "left out in between", "left out at the end", "no sample"],
+)
+def test_a_parameter_that_a_step_of_adam_leaves_out_is_used_behind_it(reached: str, counts: bool) -> None:
+    """In a step of no samples ("-") nothing is left out."""
+    case = replace(a_case(2, 2), step=replace(a_case(2, 2).step, steps=3, optimizer=OptimizerSpec("adam")))
+    answer = oracle.answer(case)
+    name = next(name for name in answer.steps[0].gradients if not is_instrument(name))
+    one = {name: torch.ones_like(answer.steps[0].released[name])}
+    shown = {"y": {"reached": frozenset(answer.steps[0].gradients)}, "n": {}, "-": {"samples": ()}}
+    others = frozenset(answer.steps[0].gradients) - {name}
+    steps = tuple(
+        replace(step, **{"reached": others, **shown[use]}, released={**step.released, **one})  # type: ignore[arg-type]
+        for step, use in zip(answer.steps, reached, strict=True)
+    )
+
+    def labels(of: TrainingCase) -> set[str]:
+        return {*census._computed(replace(answer, case=of, steps=steps))}
+
+    assert (coverage.LEFT_OUT in labels(case)) is counts
+    assert coverage.LEFT_OUT not in labels(replace(case, step=replace(case.step, optimizer=OptimizerSpec())))

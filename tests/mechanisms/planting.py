@@ -29,13 +29,14 @@ Quantity = Literal[
 
 @dataclass(frozen=True)
 class Change:
-    """``old`` occurs once in the source of ``function``, a qualified name in ``fsdpcheck.impl.<module>``; ``new`` is
-    there instead."""
+    """``old`` occurs once in the source of ``function``, a qualified name in ``<package>.<module>``; ``new`` is there
+    instead."""
 
     module: str
     function: str
     old: str
     new: str
+    package: str = PACKAGE
 
     @property
     def file(self) -> str:
@@ -76,7 +77,7 @@ class Change:
         return code.replace(co_qualname=self.target.__qualname__)
 
     def _home(self) -> ModuleType:
-        return importlib.import_module(f"{PACKAGE}.{self.module}")
+        return importlib.import_module(f"{self.package}.{self.module}")
 
     def _source(self) -> tuple[str, int]:
         lines, first = inspect.getsourcelines(self.target)

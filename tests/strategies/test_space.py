@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any, get_args
 
 import pytest
+from hypothesis.errors import Unsatisfiable
 
 from fsdpcheck import strategies
 from fsdpcheck.adapters.contract import Features, Promise
@@ -115,6 +116,22 @@ def test_what_may_be_refused_is_in_every_case_whether_it_is_accepted_or_not(adju
     assert len(cases) == 40
     more = {"tied"} if adjustment == "tied apart" else set()
     assert all(trait in one.requires() and one.requires() <= features.accepts | space.added | more for one in cases)
+
+
+def test_a_layer_that_may_be_left_out_meets_adam_over_several_steps() -> None:
+    """Where neither is accepted there is no case."""
+    space = PLAIN.without("conv", "bags", "group-norm").but(adjusted=("left out",))
+    accepts = frozenset[Trait]({"bias", "tied", "tokens", "sequence", "project", "adam", "adamw", "routed"})
+    features = replace(EVERYTHING, accepts=accepts)
+    cases = list(enumeration.distinct(strategies.cases_of(space, features, (1, 2, 3)), 40, 0))
+    assert len(cases) == 40
+    assert all(one.step.steps == 5 and one.model.layers[0].used == "routed" for one in cases)
+    assert {one.step.optimizer.kind for one in cases} == {"adam", "adamw"}
+    assert all(one.requires() <= accepts for one in cases)
+    with pytest.raises(Unsatisfiable):
+        enumeration.distinct(
+            strategies.cases_of(space, replace(features, accepts=accepts - {"routed"}), (1, 2, 3)), 1, 0
+        )
 
 
 def test_every_adjustment_is_made() -> None:

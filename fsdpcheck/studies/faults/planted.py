@@ -54,7 +54,12 @@ def of_module(name: str, pattern: str, adapters: Sequence[str]) -> list[Planted]
 
     It is imported where the implementation is, and not here. Raises UsageError where that fails, or nothing matches.
     """
-    described = hosts.installs(adapters[0], name)
+    try:
+        described = hosts.installs(adapters[0], name)
+    except UsageError as error:
+        wanted = "a module, or a file, that imports, with functions that give a context manager"
+        what, then = f"--from {name}: no fault can be had of it", "mend that, or name another with --from"
+        raise UsageError(explain(what, got=error, wanted=wanted, then=then)) from error
     found = [
         Planted(attribute, (references.canonical(f"{name}:{attribute}"),), tuple(adapters), says, expected)
         for attribute, says, expected in described

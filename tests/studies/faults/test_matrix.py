@@ -245,6 +245,29 @@ def test_bad_input(own: Path, words: list[str], says: str, capfd: pytest.Capture
     assert says in capfd.readouterr().err
 
 
+@pytest.mark.parametrize(
+    ("module", "text", "says"),
+    [
+        ("lacks", "import nowhere_to_be_found\n", "needs 'nowhere_to_be_found', which is not installed"),
+        ("broken", "def f(:\n", "SyntaxError: invalid syntax"),
+        ("absent.module", "", "no module 'absent' on the import path"),
+    ],
+)
+def test_a_module_that_does_not_import_is_told(
+    own: Path, module: str, text: str, says: str, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By its name and as a file, where there is one; and where in it the import ends."""
+    monkeypatch.chdir(own)
+    if text:
+        (own / f"{module}.py").write_text(text)
+    for name in (module, str(own / f"{module}.py")) if text else (module,):
+        assert command(own, "--from", name) == USAGE
+        told = capfd.readouterr().err
+        assert all(part in told for part in (f"--from {name}", says, "  got  ", "  wanted  ", "  next  ")), told
+        assert not text or f"{module}.py:1: {text.strip()}" in told
+        assert "Traceback" not in told
+
+
 def test_a_module_without_faults_or_words_is_told(own: Path) -> None:
     adapter = f"{own / 'dp.py'}:adapter"
     for name, text, says in (
