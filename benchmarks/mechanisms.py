@@ -8,21 +8,20 @@ lines; by default the project's record, benchmarks/mechanisms.jsonl) with the co
 ``python -m benchmarks mechanisms-now``: what the law that found each in that record says of it today, in a record
 beside it (benchmarks/mechanisms_now.jsonl), and both scores.
 
-Scored without reading: *found*, and *inside the window* where the finding names a line of a function that the
-mechanism alters. Causes are words, and printed to be read.
+How they are scored is in benchmarks/mechanism_scores.py.
 """
 
 from __future__ import annotations
 
-import inspect
-import re
 import time
 from collections.abc import Iterator
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any, Final
 
+from benchmarks import mechanism_scores
 from benchmarks.kept import Kept
+from benchmarks.mechanism_scores import score
 from benchmarks.revision import revision
 from fsdpcheck.adapters import load
 from fsdpcheck.engines.simulated import SimulatedEngine
@@ -48,6 +47,7 @@ _QUOTED: Final = (
     "note",
     "when",
     "stage",
+    "quantity",
     "lines",
     "words",
     "token",
@@ -125,29 +125,8 @@ def told(row: dict[str, Any]) -> str:
     if row["finding"] is None:
         return f"{row['profile']:<6} {row['mechanism']}: survived ({row['cases']} cases of {row['laws']} laws)"
     found = row["finding"]
-    words = ", ".join(word for word, true in (("inside", inside(row)), (found["cause"] or "no cause", True)) if true)
-    return f"{row['profile']:<6} {row['mechanism']}: {found['law']}, {found['what']}: {words}"
-
-
-def inside(row: dict[str, Any]) -> bool:
-    """Whether the finding names a line of a function that the mechanism alters, as its place or in what it says."""
-    finding = row["finding"]
-    said = " ".join(finding.get(name, "") for name in ("place", "stage", "lines"))
-    named = [(file, int(line)) for file, line in re.findall(r"(\S+\.py):(\d+)", said)]
-    for change in ALL[row["mechanism"]].changes:
-        source, first = inspect.getsourcelines(change.target)
-        if any(file.endswith(change.file) and first <= line < first + len(source) for file, line in named):
-            return True
-    return False
-
-
-def score(rows: list[dict[str, Any]]) -> Iterator[str]:
-    """Counts of all mechanisms that were run, by the last row of each."""
-    rows = [*{row["mechanism"]: row for row in rows}.values()]
-    found = [row for row in rows if row["finding"] is not None]
-    quick = sum(row["profile"] == "quick" for row in found)
-    named = sum(bool(row["finding"]["cause"]) for row in found)
-    yield f"{len(rows)} mechanisms: {len(found)} found, {quick} of them in quick; survived: " + (
-        ", ".join(row["mechanism"] for row in rows if row["finding"] is None) or "-"
+    words = (
+        f"quantity {mechanism_scores.quantity(row)}, window {mechanism_scores.window(row)}, cause"
+        f" {mechanism_scores.cause(row)}: {found['cause'] or '-'}"
     )
-    yield f"of those found, {sum(map(inside, found))} with a place inside the window, {named} with a cause in words"
+    return f"{row['profile']:<6} {row['mechanism']}: {found['law']}, {found['what']}: {words}"
