@@ -37,6 +37,7 @@ PRINTED: Final = {
     "the norms": ("per-sample norm",),
     "the clip factors": ("clip factor",),
     "the global norm": ("global norm",),
+    "the factor that clips all gradients": ("clip factor",),
     "the options of the optimizer": ("optimizer state",),
     "the reduced gradient": ("gradient (reduced)",),
     "the noise": ("noise",),
@@ -71,6 +72,7 @@ NAMED: Final = {
     "output": r"\boutput|\bforward|\bbuffer",
 }
 """Quantities -> what names one in a cause."""
+_TOLD: Final = r"^the first to differ(?:, in step \d+)?(?: \(with .*? in use\)|, as the law compares it)?: (.*)"
 _OF_ANY: Final = frozenset(
     {
         *(
@@ -101,7 +103,7 @@ def printed_quantities(row: Mapping[str, Any]) -> tuple[str, ...]:
     finding = row["finding"]
     if finding["kind"] in FAILED:
         return (FAILED[finding["kind"]],)
-    told = re.search(r"^the first to differ(?:, in step \d+)?(?: \(with .*? in use\))?: (.*)", finding["stage"])
+    told = re.search(_TOLD, finding["stage"])
     if told is None:
         return ()
     return next((found for words, found in PRINTED.items() if told[1].startswith(words)), ("?",))

@@ -5,8 +5,9 @@ it, and every law that the adapter promises is judged, in the order of ``fsdpche
 nothing was found again in ``ci``, when all others are done. The first finding ends it. A row is kept in FILE (JSON
 lines; by default the project's record, benchmarks/mechanisms.jsonl) with the commit; what it holds is not run again.
 
-``python -m benchmarks mechanisms-now``: what the law that found each in that record says of it today, in a record
-beside it (benchmarks/mechanisms_now.jsonl), and both scores.
+``python -m benchmarks mechanisms-now``: what the law that found each in that record says today of the case that it was
+found in, in a record beside it (benchmarks/mechanisms_now.jsonl), and both scores. So what is said is compared, and not
+what is drawn: whether a law finds it today is asked by a new record.
 
 How they are scored is in benchmarks/mechanism_scores.py.
 """
@@ -25,8 +26,9 @@ from benchmarks.mechanism_scores import score
 from benchmarks.revision import revision
 from fsdpcheck.adapters import load
 from fsdpcheck.engines.simulated import SimulatedEngine
+from fsdpcheck.findings import tokens
 from fsdpcheck.findings.verdict import Verdict
-from fsdpcheck.judging.check import check_law
+from fsdpcheck.judging.check import check_case, check_law
 from fsdpcheck.judging.registry import chapters
 from fsdpcheck.judging.run import Run
 from tests.mechanisms.planted import ALL
@@ -72,7 +74,7 @@ def lines(file: str = str(RECORD), pattern: str = "*", shard: tuple[int, int] = 
 
 
 def now(into: str = str(NOW), pattern: str = "*") -> Iterator[str]:
-    """A line a mechanism that the record has a finding of, judged again by that law alone; then both scores."""
+    """A line a mechanism that the record has a finding of, whose case that law judges again; then both scores."""
     first, kept = Kept(str(RECORD), "mechanism", "profile"), Kept(into, "mechanism", "profile")
     engine = SimulatedEngine()
     try:
@@ -80,8 +82,7 @@ def now(into: str = str(NOW), pattern: str = "*") -> Iterator[str]:
             name, profile = row["mechanism"], row["profile"]
             if row["finding"] is None or (name, profile) in kept or not fnmatchcase(name, pattern):
                 continue
-            judged = _judged(engine, ALL[name], profile, row["finding"]["law"])
-            kept.add({"mechanism": name, "commit": revision(), **judged})
+            kept.add({"mechanism": name, "commit": revision(), **_again(engine, ALL[name], profile, row["finding"])})
             yield told(kept.rows[-1])
     finally:
         engine.close()
@@ -107,6 +108,17 @@ def _judged(engine: SimulatedEngine, mechanism: Mechanism, profile: str, law_nam
         if verdict.status != "holds":
             beside.append(f"{law.name}: {verdict.status}, {verdict.reason}"[:300])
     return _row(profile, len(promised), cases, started, beside, None)
+
+
+def _again(engine: SimulatedEngine, mechanism: Mechanism, profile: str, finding: dict[str, Any]) -> dict[str, Any]:
+    """The row of a case that was found before."""
+    run = Run(engine, mechanism.adapter, installs=(f"tests.mechanisms.planted:{mechanism.name}",))
+    started, token = time.monotonic(), tokens.decode(finding["token"])
+    verdict = check_case(chapters()[token.law], run, token.case)
+    found, beside = (
+        (verdict, []) if verdict.finding is not None else (None, [f"{verdict.status}, {verdict.reason}"[:300]])
+    )
+    return _row(profile, 1, verdict.cases, started, beside, found)
 
 
 def _row(

@@ -11,7 +11,7 @@ from benchmarks import mechanism_scores
 from benchmarks.kept import Kept
 from benchmarks.mechanism_scores import FAILED, NAMED, ORDER, PRINTED, cause, printed_lines, quantity, score, window
 from benchmarks.mechanisms import NOW
-from fsdpcheck.judging import first_wrong
+from fsdpcheck.judging import points
 from tests.mechanisms.planted import ALL
 
 NAME = "replicas_of_single_shards"
@@ -110,7 +110,7 @@ def test_the_newest_row_of_a_mechanism_counts() -> None:
 
 
 def test_every_printed_quantity_has_its_place_among_the_expected() -> None:
-    assert {*first_wrong._WORDS.values()} <= {*PRINTED}
+    assert {*points.WORDS.values()} <= {*PRINTED}
     assert {one for found in PRINTED.values() for one in found} | {*FAILED.values()} | {*NAMED} <= {*ORDER}
 
 
