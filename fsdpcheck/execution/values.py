@@ -27,6 +27,7 @@ class Value:
     name: str
     numbers: tuple[float, ...]
     returned: tuple[str, ...] = ()
+    is_tensor: bool = True
 
 
 @dataclass(frozen=True, slots=True)

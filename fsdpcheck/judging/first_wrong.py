@@ -120,7 +120,7 @@ def _trails(execution: Execution, answer: Answer, number: int, rank: int, wrong:
     if wrong.element is None or not execution.request.values:
         return
     for part, got, wanted in _numbers(answer, number, wrong):
-        found = trail(execution, Sought(rank, number, got, wanted))
+        found = trail(execution, Sought(rank, number, got, wanted, tensors=part != WEIGHT))
         if found is not None and (found.wrong or not part):
             yield part, found
 
@@ -132,7 +132,7 @@ def _numbers(answer: Answer, number: int, wrong: Point) -> Iterator[tuple[str, t
         yield "", with_square(got), with_square(wanted)
     else:
         yield "", _scaled(answer, got, wrong), _scaled(answer, wanted, wrong)
-    if wrong.kind == "norms" and wrong.row >= 0:
+    if wrong.kind == "norms" and wrong.row >= 0 and answer.case.world_size == 1:  # else a rank may have its part alone
         more = got * got - wanted * wanted
         parts = _parts(step, wrong.row)
         for name, part in parts.items():

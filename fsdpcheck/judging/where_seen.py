@@ -50,12 +50,16 @@ class Number:
 
 @dataclass(frozen=True)
 class Sought:
-    """What to look for in one rank's step. ``step``: OUTSIDE where it is not known; then in all of them."""
+    """What to look for in one rank's step. ``step``: OUTSIDE where it is not known; then in all of them.
+
+    ``tensors``: whether it may be in one, and is not a number of Python.
+    """
 
     rank: int
     step: int
     wrong: tuple[Number, ...]
     right: tuple[Number, ...]
+    tensors: bool = True
 
 
 @dataclass(frozen=True)
@@ -106,7 +110,7 @@ def trail(execution: Execution, sought: Sought) -> Trail | None:
     """Where the numbers are seen in one case; None where the wrong one nowhere is, and nor is the right one."""
     if sought.rank >= len(execution.ranks):
         return None
-    values = [one for one in execution.ranks[sought.rank].values if _is_of(one, sought.step)]
+    values = [one for one in execution.ranks[sought.rank].values if _is_of(one, sought)]
     wrong: dict[tuple[str, str], Sight] = {}
     begins = len(values)
     for at, sight in _sights(values, sought.wrong):
@@ -120,8 +124,10 @@ def trail(execution: Execution, sought: Sought) -> Trail | None:
     return Trail(tuple(wrong.values()), right[-1] if right else None)
 
 
-def _is_of(value: Value, step: int) -> bool:
-    return value.step != OUTSIDE and step in (OUTSIDE, value.step)
+def _is_of(value: Value, sought: Sought) -> bool:
+    if value.is_tensor and not sought.tensors:
+        return False
+    return value.step != OUTSIDE and sought.step in (OUTSIDE, value.step)
 
 
 def _sights(values: Sequence[Value], numbers: Collection[Number]) -> Iterator[tuple[int, Sight]]:
@@ -176,7 +182,7 @@ def in_words(trail: Trail) -> str:
     if trail.right is not None:
         words.append(f"the right value is last seen at {_told(trail.right)}{_called_at(trail.right)}")
     for number, sight in enumerate(trail.wrong):
-        before = "the wrong value is first seen at" if number == 0 else "then at"
+        before = "the value that it has is first seen at" if number == 0 else "then at"
         words.append(f"{before} {_told(sight)}")
         if number == 0 and sight.called:
             words.append(f"behind its calls of {'; '.join(map(_of_function, sight.called))}")

@@ -111,7 +111,10 @@ class Values:
             held.numbers[path] = numbers
             code = frame.f_code
             place, step = f"{code.co_filename}:{held.line}", len(self._result.steps) if held.in_step else OUTSIDE
-            self._result.values.append(Value(step, place, code.co_qualname, held.caller, path, numbers, held.returned))
+            whole = isinstance(one, Tensor)
+            self._result.values.append(
+                Value(step, place, code.co_qualname, held.caller, path, numbers, held.returned, whole)
+            )
 
     def _returned(self, frame: FrameType) -> None:
         caller, code = self._caller(frame), frame.f_code

@@ -60,6 +60,13 @@ def test_what_a_comprehension_has_its_function_has() -> None:
     assert seen(trail(execution(value("f.<locals>.<listcomp>", 130.0)), sought(130.0, 11.0))) == ["f"]
 
 
+def test_what_is_sought_as_a_number_of_python_is_in_no_tensor() -> None:
+    values = value("losses", 130.3), replace(value("scale", 130.3), is_tensor=False)
+    numbers = (Number(130.3),)
+    assert seen(trail(execution(*values), Sought(0, 0, numbers, ()))) == ["losses", "scale"]
+    assert seen(trail(execution(*values), Sought(0, 0, numbers, (), tensors=False))) == ["scale"]
+
+
 def found_in(number: float, *functions: str, right: str = "") -> Trail:
     values = [value(right, 1000.5)] if right else []
     got = trail(execution(*values, *(value(one, number) for one in functions)), sought(number, 1000.5))
@@ -98,7 +105,7 @@ def test_the_last_right_value_is_told_if_all_cases_have_it_there() -> None:
 def test_words_name_lines_callers_and_what_was_called() -> None:
     assert in_words(found_in(130.3, "sums", "gives", right="adds")).splitlines() == [
         "the right value is last seen at /lib/adds.py:7 in adds (in x), called at /lib/caller.py:3 in outer",
-        "the wrong value is first seen at /lib/sums.py:7 in sums (in x)",
+        "the value that it has is first seen at /lib/sums.py:7 in sums (in x)",
         "behind its calls of help (/lib/h.py:1)",
         "then at /lib/gives.py:7 in gives (in x)",
     ]
@@ -124,7 +131,7 @@ def test_the_function_that_forms_a_wrong_norm_is_told(engine: SimulatedEngine) -
     run = Run(engine, "reference", installs=("fsdpcheck.impl.faults:squared_norm_off_by_1e_9",)).watching(law.observe)
     case = replace(CASE, mesh=MeshSpec(2), layout=BatchLayout("contiguous", 5), step=StepSpec(clipping="unclipped"))
     told = origin.of_cases(law, run, [case, replace(case, seed=1)])
-    assert "the wrong value is first seen at " in told, told
+    assert "the value that it has is first seen at " in told, told
     assert "impl/faults/precision.py:" in told
     assert "found[..., 0] *= factor (in found, the square of " in told, "the fault's own line"
     assert origin.of_cases(law, replace(run, installs=()), [case]) == "", "the law holds"
