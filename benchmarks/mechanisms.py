@@ -5,29 +5,30 @@ it, and every law that the adapter promises is judged, in the order of ``fsdpche
 nothing was found again in ``ci``, when all others are done. The first finding ends it. A row is kept in FILE (JSON
 lines; by default the project's record, benchmarks/mechanisms.jsonl) with the commit; what it holds is not run again.
 
-``python -m benchmarks mechanisms-now``: what the law that found each in that record says of it today, in a record
-beside it (benchmarks/mechanisms_now.jsonl), and both scores.
+``python -m benchmarks mechanisms-now``: what the law that found each in that record says today of the case that it was
+found in, in a record beside it (benchmarks/mechanisms_now.jsonl), and both scores. So what is said is compared, and not
+what is drawn: whether a law finds it today is asked by a new record.
 
-Scored without reading: *found*, and *inside the window* where the finding names a line of a function that the
-mechanism alters. Causes are words, and printed to be read.
+How they are scored is in benchmarks/mechanism_scores.py.
 """
 
 from __future__ import annotations
 
-import inspect
-import re
 import time
 from collections.abc import Iterator
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any, Final
 
+from benchmarks import mechanism_scores
 from benchmarks.kept import Kept
+from benchmarks.mechanism_scores import score
 from benchmarks.revision import revision
 from fsdpcheck.adapters import load
 from fsdpcheck.engines.simulated import SimulatedEngine
+from fsdpcheck.findings import tokens
 from fsdpcheck.findings.verdict import Verdict
-from fsdpcheck.judging.check import check_law
+from fsdpcheck.judging.check import check_case, check_law
 from fsdpcheck.judging.registry import chapters
 from fsdpcheck.judging.run import Run
 from tests.mechanisms.planted import ALL
@@ -48,6 +49,7 @@ _QUOTED: Final = (
     "note",
     "when",
     "stage",
+    "quantity",
     "lines",
     "words",
     "token",
@@ -72,7 +74,7 @@ def lines(file: str = str(RECORD), pattern: str = "*", shard: tuple[int, int] = 
 
 
 def now(into: str = str(NOW), pattern: str = "*") -> Iterator[str]:
-    """A line a mechanism that the record has a finding of, judged again by that law alone; then both scores."""
+    """A line a mechanism that the record has a finding of, whose case that law judges again; then both scores."""
     first, kept = Kept(str(RECORD), "mechanism", "profile"), Kept(into, "mechanism", "profile")
     engine = SimulatedEngine()
     try:
@@ -80,8 +82,7 @@ def now(into: str = str(NOW), pattern: str = "*") -> Iterator[str]:
             name, profile = row["mechanism"], row["profile"]
             if row["finding"] is None or (name, profile) in kept or not fnmatchcase(name, pattern):
                 continue
-            judged = _judged(engine, ALL[name], profile, row["finding"]["law"])
-            kept.add({"mechanism": name, "commit": revision(), **judged})
+            kept.add({"mechanism": name, "commit": revision(), **_again(engine, ALL[name], profile, row["finding"])})
             yield told(kept.rows[-1])
     finally:
         engine.close()
@@ -109,6 +110,17 @@ def _judged(engine: SimulatedEngine, mechanism: Mechanism, profile: str, law_nam
     return _row(profile, len(promised), cases, started, beside, None)
 
 
+def _again(engine: SimulatedEngine, mechanism: Mechanism, profile: str, finding: dict[str, Any]) -> dict[str, Any]:
+    """The row of a case that was found before."""
+    run = Run(engine, mechanism.adapter, installs=(f"tests.mechanisms.planted:{mechanism.name}",))
+    started, token = time.monotonic(), tokens.decode(finding["token"])
+    verdict = check_case(chapters()[token.law], run, token.case)
+    found, beside = (
+        (verdict, []) if verdict.finding is not None else (None, [f"{verdict.status}, {verdict.reason}"[:300]])
+    )
+    return _row(profile, 1, verdict.cases, started, beside, found)
+
+
 def _row(
     profile: str, laws: int, cases: int, started: float, beside: list[str], verdict: Verdict | None
 ) -> dict[str, Any]:
@@ -125,29 +137,8 @@ def told(row: dict[str, Any]) -> str:
     if row["finding"] is None:
         return f"{row['profile']:<6} {row['mechanism']}: survived ({row['cases']} cases of {row['laws']} laws)"
     found = row["finding"]
-    words = ", ".join(word for word, true in (("inside", inside(row)), (found["cause"] or "no cause", True)) if true)
-    return f"{row['profile']:<6} {row['mechanism']}: {found['law']}, {found['what']}: {words}"
-
-
-def inside(row: dict[str, Any]) -> bool:
-    """Whether the finding names a line of a function that the mechanism alters, as its place or in what it says."""
-    finding = row["finding"]
-    said = " ".join(finding.get(name, "") for name in ("place", "stage", "lines"))
-    named = [(file, int(line)) for file, line in re.findall(r"(\S+\.py):(\d+)", said)]
-    for change in ALL[row["mechanism"]].changes:
-        source, first = inspect.getsourcelines(change.target)
-        if any(file.endswith(change.file) and first <= line < first + len(source) for file, line in named):
-            return True
-    return False
-
-
-def score(rows: list[dict[str, Any]]) -> Iterator[str]:
-    """Counts of all mechanisms that were run, by the last row of each."""
-    rows = [*{row["mechanism"]: row for row in rows}.values()]
-    found = [row for row in rows if row["finding"] is not None]
-    quick = sum(row["profile"] == "quick" for row in found)
-    named = sum(bool(row["finding"]["cause"]) for row in found)
-    yield f"{len(rows)} mechanisms: {len(found)} found, {quick} of them in quick; survived: " + (
-        ", ".join(row["mechanism"] for row in rows if row["finding"] is None) or "-"
+    words = (
+        f"quantity {mechanism_scores.quantity(row)}, window {mechanism_scores.window(row)}, cause"
+        f" {mechanism_scores.cause(row)}: {found['cause'] or '-'}"
     )
-    yield f"of those found, {sum(map(inside, found))} with a place inside the window, {named} with a cause in words"
+    return f"{row['profile']:<6} {row['mechanism']}: {found['law']}, {found['what']}: {words}"

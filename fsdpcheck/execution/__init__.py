@@ -15,6 +15,7 @@ from fsdpcheck.case import Case, TrainingCase
 from fsdpcheck.errors import UsageError
 from fsdpcheck.execution.releases import Release
 from fsdpcheck.execution.trace import Trace
+from fsdpcheck.execution.values import Raised, Value
 
 FailureKind = Literal[
     "deadlock", "mismatch", "unsafe", "in-flight", "never waited for", "order", "raised", "exited", "lost",
@@ -68,6 +69,8 @@ class RunRequest:
     """
     lines: bool = False
     """Whether the lines of the implementation that run are recorded."""
+    values: bool = False
+    """Whether the numbers that pass through the functions of the implementation are recorded."""
     rate: float = 1.0
     """With which probability records are said to join a step (Setup.rate)."""
     records: int | None = None
@@ -129,8 +132,8 @@ class RankResult:
     ``placement``: by parameter, its address in the last forward modulo 64 bytes; for real numbers only, since kernels
     take other paths and round otherwise at other alignments (see checks/shape_matched_replay.py). ``refused``: of a
     request with ``spoiled`` samples, where the step raised. ``allocations``: file:line of what asked for memory without
-    values, ``lines``: what ran of the implementation, ``releases``: what optimizers were given, where the request has
-    these noted.
+    values, ``lines``: what ran of the implementation, ``values`` and ``raised``: which numbers passed through it, and
+    what was raised in it at last, ``releases``: what optimizers were given, where the request has these noted.
     """
 
     rank: int
@@ -142,6 +145,8 @@ class RankResult:
     refused: Refused | None = None
     allocations: list[str] = field(default_factory=list)
     lines: set[Line] = field(default_factory=set)
+    values: list[Value] = field(default_factory=list)
+    raised: Raised | None = None
     releases: list[Release] = field(default_factory=list)
 
 

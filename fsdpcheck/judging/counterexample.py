@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Iterable
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field, replace
+from typing import Final
 
 from fsdpcheck.case import Case, TrainingCase
 from fsdpcheck.execution import RunRequest
 from fsdpcheck.findings.tokens import Token, encode
 from fsdpcheck.findings.verdict import Finding
 from fsdpcheck.findings.violation import Violation
-from fsdpcheck.judging import first_wrong, one_change, own_lines, stood, uninitialised_memory
+from fsdpcheck.judging import first_wrong, one_change, origin, own_lines, stood, uninitialised_memory
 from fsdpcheck.judging.attribution import DIAGNOSED, Evidence
 from fsdpcheck.judging.first_wrong import FirstWrong
 from fsdpcheck.judging.known_root import seen
@@ -20,6 +22,15 @@ from fsdpcheck.judging.law import Law
 from fsdpcheck.judging.model_process import called
 from fsdpcheck.judging.one_change import Tried
 from fsdpcheck.judging.run import Run
+
+_NOISE: Final = "the noise"
+_COMPARED: Final = {
+    r"noise\..*|state\.noise": _NOISE,
+    r"samplers\..*": "the records that are drawn",
+    r"lifecycle\.gathered": "memory that units hold",
+    r"norms\.(?!refused).*|kernels\.(definition|bounded|order)": "the norms",
+}
+"""Laws that compare what no step of a single device has, or has otherwise -> what that is."""
 
 
 @dataclass
@@ -37,6 +48,8 @@ class Counterexample:
     """Changes of the smallest case."""
     lines: str = ""
     """Lines that the smallest case alone runs."""
+    origin: str = ""
+    """Where the wrong values come from, as far as that can be seen in all cases that fail alike."""
     memory: str = ""
     """The cause, if it is uninitialised memory."""
 
@@ -82,10 +95,13 @@ class Counterexample:
     def _localise(self, law: Law, run: Run, smallest: Case, holds: Callable[[Case], bool | None]) -> None:
         with suppress(Exception):
             self.tried = one_change.tried(smallest, self.evidence.drawn, holds)
+        failing = (smallest, *(case for case, failed in self.evidence.drawn.items() if failed and case != smallest))
+        with suppress(Exception):
+            if self.finding.kind in ("value", "raised"):
+                self.origin = origin.of_cases(law, run, failing)
         with suppress(Exception):
             if self.finding.kind == "raised":  # where it was raised is told
                 return
-            failing = (smallest, *(case for case, failed in self.evidence.drawn.items() if failed and case != smallest))
             self.lines = own_lines.of_case(law, run, failing, self.tried.holding)
 
     def diagnosed(self) -> Finding:
@@ -101,13 +117,24 @@ class Counterexample:
             self.finding,
             cause=cause,
             when="\n".join(filter(None, (one_change.in_words(tried), self.evidence.when()))),
-            stage=first_wrong.text,
+            stage="\n".join(filter(None, (self._of_law(), first_wrong.text, self.origin))),
             place=self.finding.place or first_wrong.place,
             quantity=first_wrong.quantity,
             holds_with=tried.holds,
             breaks_with=tried.breaks,
             lines=self.lines,
         )
+
+    def _of_law(self) -> str:
+        """What the law compares is the first to differ, where nothing of its training does; "" where that is not known.
+
+        Of noise, which is added to what is right in a training without it, that must have been seen to be right.
+        """
+        law, told = self.finding.law, self.first_wrong
+        words = next((words for laws, words in _COMPARED.items() if re.fullmatch(laws, law)), "")
+        if self.finding.kind != "value" or told.quantity or (words == _NOISE and not told.text):
+            return ""
+        return f"the first to differ, as the law compares it: {words}" if words else ""
 
 
 def finding_of(law: Law, run: Run, case: Case, violation: Violation) -> Finding:

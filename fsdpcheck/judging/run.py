@@ -99,6 +99,8 @@ class Run:
     """What new memory of the ranks holds (RunRequest.memory)."""
     lines: bool = False
     """Whether the lines of the implementation that run are recorded."""
+    values: bool = False
+    """Whether the numbers that pass through its functions are."""
     ran: Ran = field(default_factory=Ran, compare=False, repr=False)
     """What came of the runs; shared by copies."""
     executions: Executions = field(default_factory=Executions, compare=False, repr=False)
@@ -156,6 +158,7 @@ class Run:
             late=late,
             memory=self.memory,
             lines=self.lines,
+            values=self.values,
             rate=rate,
             records=records,
             noise_seed=noise_seed,

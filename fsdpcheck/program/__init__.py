@@ -32,6 +32,7 @@ from fsdpcheck.program.methods import methods_for
 from fsdpcheck.program.optimizers import Optimizers
 from fsdpcheck.program.probe import Watch
 from fsdpcheck.program.shown import Showing
+from fsdpcheck.program.values import Values
 from fsdpcheck.workload import batches, clip_groups, models
 from fsdpcheck.workload.optimizer import CACHE_LINE, project_
 
@@ -49,6 +50,8 @@ def rank_program(request: RunRequest, rank: int, device: torch.device, result: R
             stack.enter_context(Allocations(result.allocations, request.memory.removeprefix("zeros at ")))
         if request.lines:
             stack.enter_context(Lines(result.lines))
+        if request.values:
+            stack.enter_context(Values(result))
         _run(request, rank, device, result)
 
 

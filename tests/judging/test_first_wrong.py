@@ -112,6 +112,40 @@ def test_the_first_wrong_quantity_of_a_planted_fault_is_told(
     assert all(line in found for line in lines), found
 
 
+GLOBAL = replace(PLAIN, step=StepSpec(normaliser=4, max_grad_norm=0.5))
+PROBE = replace(PRIVATE, step=StepSpec(clipping="probe"))
+
+
+@pytest.mark.parametrize(
+    ("install", "case", "said"),
+    [
+        ("tests.mechanisms.planted:norms_of_ranks_averaged", GLOBAL, "the global norm on rank 0: is "),
+        (
+            "tests.mechanisms.planted:clipped_the_wrong_way",
+            GLOBAL,
+            "the factor that clips all gradients on rank 0: is ",
+        ),
+        ("fsdpcheck.impl.faults:summed_not_averaged", GLOBAL, "the global norm on rank 0: is "),
+        ("fsdpcheck.impl.faults:summed_not_averaged", PROBE, "the reduced gradient of "),
+    ],
+)
+def test_what_may_round_is_compared_beyond_rounding(
+    install: str, case: TrainingCase, said: str, engine: SimulatedEngine
+) -> None:
+    """Gradients clipped by their norm have a direction, right in sums that are not averaged, a norm, and a factor."""
+    right = first_wrong(Run(engine, "reference"), case).text
+    assert right.startswith("right, as far as they are compared bit for bit: "), right
+    assert "; up to rounding: the reduced gradient" in right, right
+    found = first_wrong(Run(engine, "reference", installs=(install,)), case)
+    assert found.text.startswith(f"the first to differ, in step 0: {said}"), found.text
+
+
+def test_noise_is_not_taken_for_a_wrong_gradient(engine: SimulatedEngine) -> None:
+    case = replace(PROBE, step=replace(PROBE.step, noise_multiplier=1.0))
+    found = first_wrong(Run(engine, "reference"), case)
+    assert (found.place, found.text.endswith("the options of the optimizer")) == ("", True), found.text
+
+
 def test_it_is_that_of_a_run_with_the_features_in_use(engine: SimulatedEngine) -> None:
     case = TrainingCase(
         ModelSpec((LayerSpec(3),)), MeshSpec(2), BatchLayout("contiguous", 5), StepSpec(clipping="unclipped")

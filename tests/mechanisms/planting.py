@@ -10,6 +10,7 @@ from __future__ import annotations
 import ast
 import importlib
 import inspect
+import itertools
 import textwrap
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
@@ -87,14 +88,16 @@ class Change:
         return source, first
 
 
-@dataclass
 class Hits:
-    """How often altered lines ran."""
+    """How often altered lines ran. ``add`` counts one: no function of Python, so that whoever traces sees none."""
 
-    hits: int = 0
+    def __init__(self) -> None:
+        self._count = itertools.count()
+        self.add = self._count.__next__
 
-    def __call__(self) -> None:
-        self.hits += 1
+    @property
+    def hits(self) -> int:
+        return int(repr(self._count).removeprefix("count(").removesuffix(")"))
 
 
 @dataclass(frozen=True)
@@ -168,7 +171,7 @@ class Collection:
 def _in_place(change: Change, hit: str, counter: Hits) -> Iterator[None]:
     target: Any = change.target
     before, altered = target.__code__, change.altered(hit)
-    target.__globals__[hit] = counter
+    target.__globals__[hit] = counter.add
     target.__code__ = altered
     try:
         yield

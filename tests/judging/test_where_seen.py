@@ -1,0 +1,150 @@
+"""Where a wrong number is seen first: of values as they are noted, of several cases, and of planted faults."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from fsdpcheck.case import BatchLayout, LayerSpec, MeshSpec, ModelSpec, StepSpec, TrainingCase
+from fsdpcheck.engines.simulated import SimulatedEngine
+from fsdpcheck.execution import Execution, RankResult, RunRequest
+from fsdpcheck.execution.values import OUTSIDE, Value
+from fsdpcheck.findings.violation import Violation
+from fsdpcheck.judging import origin
+from fsdpcheck.judging.registry import chapters
+from fsdpcheck.judging.run import Run
+from fsdpcheck.judging.where_seen import Number, Sought, Trail, common, in_words, of_violation, trail, with_square
+
+CASE = TrainingCase(ModelSpec((LayerSpec(3),)), MeshSpec(1), BatchLayout("contiguous", 2), StepSpec("l1"))
+
+
+def value(function: str, *numbers: float, step: int = 0, name: str = "x") -> Value:
+    return Value(
+        step, f"/lib/{function}.py:7", function, "/lib/caller.py:3 outer", name, numbers, ("/lib/h.py:1 help",)
+    )
+
+
+def execution(*values: Value) -> Execution:
+    return Execution("simulated", RunRequest(CASE, "reference"), [RankResult(0, values=[*values])])
+
+
+def sought(wrong: float, right: float, step: int = 0) -> Sought:
+    return Sought(0, step, with_square(wrong), with_square(right))
+
+
+def seen(found: Trail | None) -> list[str]:
+    return [] if found is None else [sight.function for sight in found.wrong]
+
+
+def test_a_trail_has_the_functions_in_order_and_the_last_right_value_before_them() -> None:
+    values = (
+        value("adds", 121.0), value("adds", 121.0), value("squares", 16900.0), value("gives", 1.0, 130.0),
+        value("later", 121.0), value("gives", 130.0),
+    )  # fmt: skip
+    found = trail(execution(*values), sought(130.0, 11.0))
+    assert seen(found) == ["squares", "gives"]
+    assert found is not None
+    assert found.right is not None
+    assert (found.right.function, found.right.number.of) == ("adds", "the square of it")
+
+
+def test_what_is_shown_or_of_another_step_is_no_sight() -> None:
+    values = value("shown", 130.0, step=OUTSIDE), value("earlier", 130.0, step=0), value("gives", 130.0, step=1)
+    assert seen(trail(execution(*values), sought(130.0, 11.0, step=1))) == ["gives"]
+    assert seen(trail(execution(*values), sought(130.0, 11.0, step=OUTSIDE))) == ["earlier", "gives"]
+    assert trail(execution(*values), sought(131.0, 11.0)) is None
+
+
+def test_what_a_comprehension_has_its_function_has() -> None:
+    assert seen(trail(execution(value("f.<locals>.<listcomp>", 130.0)), sought(130.0, 11.0))) == ["f"]
+
+
+def test_what_is_sought_as_a_number_of_python_is_in_no_tensor() -> None:
+    values = value("losses", 130.3), replace(value("scale", 130.3), is_tensor=False)
+    numbers = (Number(130.3),)
+    assert seen(trail(execution(*values), Sought(0, 0, numbers, ()))) == ["losses", "scale"]
+    assert seen(trail(execution(*values), Sought(0, 0, numbers, (), tensors=False))) == ["scale"]
+
+
+def found_in(number: float, *functions: str, right: str = "") -> Trail:
+    values = [value(right, 1000.5)] if right else []
+    got = trail(execution(*values, *(value(one, number) for one in functions)), sought(number, 1000.5))
+    assert got is not None
+    return got
+
+
+def test_what_every_case_has_first_is_told() -> None:
+    told = common([found_in(130.3, "losses", "sums", "gives"), found_in(99.1, "sums", "gives")])
+    assert seen(told) == ["sums", "gives"]
+    assert seen(common([found_in(130.3, "losses"), found_in(99.1, "sums")])) == []
+    assert common([]) is None
+
+
+def test_an_ordinary_number_is_told_if_others_of_another_case_are_in_the_same_function() -> None:
+    """1.0 in all cases may stand for anything; 2 in one and 3 in another are of what the function does."""
+    assert Number(0.5).is_ordinary
+    assert not Number(0.1).is_ordinary
+    assert common([found_in(1.0, "casts")]) is None
+    assert common([found_in(1.0, "casts"), found_in(1.0, "casts")]) is None
+    assert seen(common([found_in(2.0, "casts", "sums"), found_in(3.0, "sums")])) == ["sums"]
+    assert seen(common([found_in(1.0, "casts"), found_in(130.3, "sums")])) == ["sums"], "one that tells counts alone"
+
+
+def test_the_last_right_value_is_told_if_all_cases_have_it_there() -> None:
+    one, other = found_in(130.3, "sums", right="adds"), found_in(99.1, "sums", right="adds")
+    both = common([one, other])
+    assert both is not None
+    assert both.right is not None
+    assert both.right.function == "adds"
+    apart = common([one, found_in(99.1, "sums", right="elsewhere")])
+    assert apart is not None
+    assert apart.right is None
+
+
+def test_words_name_lines_callers_and_what_was_called() -> None:
+    assert in_words(found_in(130.3, "sums", "gives", right="adds")).splitlines() == [
+        "the right value is last seen at /lib/adds.py:7 in adds (in x), called at /lib/caller.py:3 in outer",
+        "the value that it has is first seen at /lib/sums.py:7 in sums (in x)",
+        "behind its calls of help (/lib/h.py:1)",
+        "then at /lib/gives.py:7 in gives (in x)",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("got", "wanted", "number"),
+    [
+        ("-1.25", "3.5", -1.25),
+        ("0.5", "1.5 within a factor 1 +- 5e-16", 0.5),
+        ("0 of 2 marked", "1", None),
+        ("the order of epoch 0", "another order", None),
+    ],
+)
+def test_numbers_of_a_violation(got: str, wanted: str, number: float | None) -> None:
+    found = of_violation(Violation("is wrong", got=got, wanted=wanted, where="step 1, rank 2, w[0]"))
+    assert (None if found is None else found.wrong[0].value) == number
+    assert found is None or (found.rank, found.step) == (2, 1)
+
+
+def test_the_function_that_forms_a_wrong_norm_is_told(engine: SimulatedEngine) -> None:
+    law = chapters()["clipping.norms"]
+    run = Run(engine, "reference", installs=("fsdpcheck.impl.faults:squared_norm_off_by_1e_9",)).watching(law.observe)
+    case = replace(CASE, mesh=MeshSpec(2), layout=BatchLayout("contiguous", 5), step=StepSpec(clipping="unclipped"))
+    told = origin.of_cases(law, run, [case, replace(case, seed=1)])
+    assert "the value that it has is first seen at " in told, told
+    assert "impl/faults/precision.py:" in told
+    assert "found[..., 0] *= factor (in found, the square of " in told, "the fault's own line"
+    assert origin.of_cases(law, replace(run, installs=()), [case]) == "", "the law holds"
+
+
+def test_of_what_is_raised_the_calls_before_are_told(engine: SimulatedEngine) -> None:
+    law = chapters()["clipping.factors"]
+    case = TrainingCase(
+        ModelSpec((LayerSpec(1, kind="conv", kernel=2, dilation=2),), "signal", 2, 4),
+        MeshSpec(1), BatchLayout("contiguous", 1), StepSpec(clipping="probe"),
+    )  # fmt: skip
+    run = Run(engine, "reference", installs=("tests.mechanisms.planted:dilation_left_out",)).watching(law.observe)
+    told = origin.of_cases(law, run, [case])
+    first, *others = told.splitlines()
+    assert first.startswith("raised at "), told
+    assert any("patches (" in line for line in others if line.startswith("behind its calls of ")), told

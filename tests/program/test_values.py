@@ -1,0 +1,68 @@
+"""Which numbers pass through functions of an implementation, and what was raised in them."""
+
+from __future__ import annotations
+
+import sys
+
+import pytest
+import torch
+from torch import Tensor
+
+from fsdpcheck.case import BatchLayout, LayerSpec, MeshSpec, ModelSpec, StepSpec, TrainingCase
+from fsdpcheck.engines._simulated.in_process import InProcessEngine
+from fsdpcheck.execution import RankResult, RunRequest
+from fsdpcheck.execution.values import OUTSIDE
+from fsdpcheck.program.values import Values
+
+
+def doubled(x: Tensor) -> Tensor:
+    y = x * 2
+    y.add_(1)
+    return y
+
+
+def refused(x: Tensor) -> Tensor:
+    doubled(x)
+    raise ValueError("no")
+
+
+def test_each_new_value_of_a_variable_is_noted_behind_its_line() -> None:
+    result = RankResult(0)
+    before = sys.gettrace()
+    with Values(result):
+        doubled(torch.tensor([1.0, 2.0]))
+    assert sys.gettrace() is before
+    noted = [(one.name, one.numbers) for one in result.values if one.function == "doubled"]
+    assert noted == [("x", (1.0, 2.0)), ("y", (2.0, 4.0)), ("y", (3.0, 5.0)), ("", (3.0, 5.0))]
+    first = doubled.__code__.co_firstlineno
+    assert [one.place.rpartition(":")[2] for one in result.values][1:] == [str(first + n) for n in (1, 2, 3)]
+    assert {one.step for one in result.values} == {OUTSIDE}, "no step is taken"
+
+
+def test_of_what_is_raised_frames_and_what_they_called_are_noted() -> None:
+    result = RankResult(0)
+    with pytest.raises(ValueError, match="no"), Values(result):
+        refused(torch.ones(1))
+    assert result.raised is not None
+    assert result.raised.type == "ValueError"
+    assert result.raised.frames[0].endswith(" refused")
+    assert [line.partition(" ")[2] for line in result.raised.returned[0]] == ["doubled"]
+
+
+def test_a_run_gives_the_same_with_values_noted_and_knows_its_steps() -> None:
+    step = StepSpec(steps=2, clipping="probe")
+    case = TrainingCase(ModelSpec((LayerSpec(2),)), MeshSpec(2), BatchLayout("contiguous", 3), step)
+    engine = InProcessEngine()
+    plain = engine.run(RunRequest(case, "reference", clip_norm=1.0))
+    noting = engine.run(RunRequest(case, "reference", clip_norm=1.0, values=True))
+    engine.close()
+    assert noting.failure is None, noting.failure.text
+    for one, other in zip(plain.ranks, noting.ranks, strict=True):
+        assert all(
+            torch.equal(a, b.params[n])
+            for s, b in zip(one.steps, other.steps, strict=True)
+            for n, a in s.params.items()
+        )
+        assert not one.values
+        assert {value.step for value in other.values} == {OUTSIDE, 0, 1}
+        assert any(value.function.endswith("Trainer.scale") for value in other.values)
