@@ -14,6 +14,7 @@ from tempfile import TemporaryDirectory
 from fsdpcheck.case import SamplerCase, TrainingCase
 from fsdpcheck.checks import distinguishing
 from fsdpcheck.checks.accounting import assert_accounted, assert_same_public
+from fsdpcheck.checks.neighbour_releases import assert_replayed, releases_of
 from fsdpcheck.checks.noise import noisy, standing
 from fsdpcheck.checks.privacy import (
     assert_others_keep_their_coefficient,
@@ -21,7 +22,6 @@ from fsdpcheck.checks.privacy import (
     assert_same_noise,
     assert_sensitivity,
 )
-from fsdpcheck.checks.replayed import assert_replayed, releases_of
 from fsdpcheck.judging.registry import law
 from fsdpcheck.judging.run import Run
 from fsdpcheck.processes import leftovers

@@ -16,7 +16,7 @@ from torch.distributed._local_tensor import LocalIntNode, LocalTensorMode
 from benchmarks.communication import real
 from benchmarks.communication.pairs import Pair
 from benchmarks.communication.real import Outcome
-from fsdpcheck.engines._real.forked import Say
+from fsdpcheck.engines._real.forks import Say
 
 
 def run(pair: Pair, faulty: bool, seconds: float) -> Outcome:

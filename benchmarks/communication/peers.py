@@ -25,7 +25,7 @@ from torch.testing._internal.distributed import multi_threaded_pg
 from benchmarks.communication import dumps, local_tensors, real
 from benchmarks.communication.pairs import Pair, pairs
 from benchmarks.communication.real import Outcome
-from fsdpcheck.engines._real import forked
+from fsdpcheck.engines._real import forks
 
 RECORD: Final = Path(__file__).with_name("peers.jsonl")
 SECONDS: Final = 14.0
@@ -76,7 +76,7 @@ def _heard(outcome: Outcome) -> Outcome:
     return Outcome(kind, outcome.text, outcome.seconds)
 
 
-def _on_threads(pair: Pair, faulty: bool, say: forked.Say) -> None:
+def _on_threads(pair: Pair, faulty: bool, say: forks.Say) -> None:
     multi_threaded_pg._install_threaded_pg()
     torch._C._distributed_c10d._set_thread_isolation_mode(True)
     store, init, this_thread = dist.HashStore(), dist.init_process_group, threading.local()
@@ -88,7 +88,7 @@ def _on_threads(pair: Pair, faulty: bool, say: forked.Say) -> None:
         this_thread.rank = rank
         real.tell(rank, lambda: pair.run(faulty), told)
 
-    def told(rank: int, said: forked.Said) -> None:
+    def told(rank: int, said: forks.Said) -> None:
         say(rank, said)
         if said.kind != "returned":
             multi_threaded_pg.ProcessLocalGroup.exception_handle(None)

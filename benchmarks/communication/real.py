@@ -21,7 +21,7 @@ from typing import Final
 
 from benchmarks.communication.pairs import PROGRAMS, Pair, pairs, without_prefixes
 from fsdpcheck.engines._real import gloo_ranks
-from fsdpcheck.engines._real.forked import GRACE_SECONDS, Forked, Said, Say
+from fsdpcheck.engines._real.forks import GRACE_SECONDS, Forked, Said, Say
 
 _USED: Final = (
     *("_dynamo", "distributed.checkpoint", "distributed.fsdp", "distributed.pipelining"),

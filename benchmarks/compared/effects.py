@@ -25,7 +25,7 @@ import torch
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 from benchmarks.compared.honest import HONEST, Honest
-from fsdpcheck.simulation.here import current_rank
+from fsdpcheck.simulation.current_rank import current_rank
 from fsdpcheck.simulation.programs import script
 from fsdpcheck.simulation.simulate import Options, simulate_script
 

@@ -125,7 +125,7 @@ class Features:
     leave it out of what they show, and are taken to have what it shows.
     ``gauge``: whether it reduces and clips the layer that the harness puts beside a user's own model; if not, that has
     a gradient of zero in plain training. ``functions``: whether it is made of a user's functions, which declare nothing
-    by themselves: what they need that is not there is then an error and no finding (judging/unfit.py).
+    by themselves: what they need that is not there is then an error and no finding (judging/needs.py).
     ``rank_local``: dotted
     names "pkg.mod:NAME" of module globals that real ranks would each have for themselves. ``kernel_dtypes``: what
     kernels take, also mixed.

@@ -18,7 +18,7 @@ from fsdpcheck.cli import (
     faults,
     gate,
     init,
-    launched,
+    launch,
     listing,
     merge,
     power,
@@ -47,7 +47,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; returns its exit code."""
     words = sys.argv[1:] if argv is None else list(argv)
     if is_launched():
-        return launched.main(words, lambda asked: _parsed(gate.expanded(asked)))
+        return launch.main(words, lambda asked: _parsed(gate.expanded(asked)))
     if not words:
         say(f"{_parser().format_usage().rstrip()}\n{_WORDLESS}")
         return USAGE

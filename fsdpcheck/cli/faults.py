@@ -18,7 +18,7 @@ from fsdpcheck.session import sharding
 
 if TYPE_CHECKING:
     from fsdpcheck.studies.faults.matrix import Matrix, Row
-    from fsdpcheck.studies.faults.planted import Planted
+    from fsdpcheck.studies.faults.origins import Planted
 
 _EPILOG = """examples:
   fsdpcheck faults                                       every planted fault of the reference, until a law kills it
@@ -97,8 +97,8 @@ def _faults(options: argparse.Namespace) -> int:
 
     from fsdpcheck.report import faults as report
     from fsdpcheck.report import writing as forms
-    from fsdpcheck.studies.faults.kept import Kept
     from fsdpcheck.studies.faults.matrix import Matrix
+    from fsdpcheck.studies.faults.rows import Kept
 
     torch.set_num_threads(1)
     number, many = sharding.parse(options.shard)
@@ -110,10 +110,10 @@ def _faults(options: argparse.Namespace) -> int:
     kept, rows = Kept(options.keep, asked), []
     matrix = Matrix(options.law, options.profile, options.cases, options.world_size, options.every)
     try:
-        planted = _planted(options, matrix)[number - 1 :: many]
-        for row in _judged(planted, matrix, kept):
+        mine = _planted(options, matrix)[number - 1 :: many]
+        for row in _judged(mine, matrix, kept):
             rows.append(row)
-            print(report.progress(row, len(rows), len(planted)), file=sys.stderr, flush=True)
+            print(report.progress(row, len(rows), len(mine)), file=sys.stderr, flush=True)
     finally:
         matrix.engine.close()
         if rows:  # also of a study that was interrupted
@@ -133,7 +133,7 @@ def _judged(planted: Sequence[Planted], matrix: Matrix, kept: Any) -> Iterator[R
 
 def _planted(options: argparse.Namespace, matrix: Matrix) -> list[Planted]:
     """What is put to the laws. Raises UsageError where nothing is."""
-    from fsdpcheck.studies.faults import planted
+    from fsdpcheck.studies.faults import origins
 
     adapters = options.adapter
     if options.mutants and options.module:
@@ -143,11 +143,11 @@ def _planted(options: argparse.Namespace, matrix: Matrix) -> list[Planted]:
     elif options.module:
         if not adapters:
             raise UsageError(explain("--from needs to know which implementation", then="name it: --adapter NAME"))
-        found = planted.of_module(options.module, options.fault, adapters)
+        found = origins.of_module(options.module, options.fault, adapters)
     else:
-        found = planted.of_the_reference(options.fault, adapters)
+        found = origins.of_the_reference(options.fault, adapters)
     if options.pairs:
-        found = planted.pairs(found, options.pairs, options.seed)
+        found = origins.pairs(found, options.pairs, options.seed)
     if not found:
         where = f" in {', '.join(adapters)}" if adapters else ""
         then = "`fsdpcheck list faults` shows all; --from FILE.py has your own, --mutants N changes any source"
@@ -156,19 +156,19 @@ def _planted(options: argparse.Namespace, matrix: Matrix) -> list[Planted]:
 
 
 def _mutants(options: argparse.Namespace, matrix: Matrix, adapters: Sequence[str]) -> list[Planted]:
-    from fsdpcheck.studies.faults import mutants, planted, reached
+    from fsdpcheck.studies.faults import coverage, mutants, origins
     from fsdpcheck.studies.faults.sources import Sources
 
     def told(adapter: str, law: str) -> None:
         print(f"lines of {adapter} that {law} runs", file=sys.stderr, flush=True)
 
-    lines = reached.measure(matrix, adapters, told)
+    lines = coverage.measure(matrix, adapters, told)
     found = [
         one for one in mutants.all_of(lines, Sources(adapters, options.files)) if fnmatchcase(one.name, options.fault)
     ]
     drawn = mutants.drawn(found, options.mutants, options.seed)
     print(f"{len(drawn)} of {len(found)} mutants of the lines that cases run", file=sys.stderr, flush=True)
-    return planted.of_mutants(drawn, adapters)
+    return origins.of_mutants(drawn, adapters)
 
 
 def _equivalent(path: Path | None) -> dict[str, str]:

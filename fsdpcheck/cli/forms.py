@@ -10,8 +10,8 @@ from pathlib import Path
 
 from fsdpcheck.errors import UsageError, explain
 from fsdpcheck.report import colour, summary, writing
+from fsdpcheck.report.document_reader import Power
 from fsdpcheck.report.forms import github
-from fsdpcheck.report.kept import Power
 from fsdpcheck.report.writing import Told
 from fsdpcheck.session.ledger import Ledger
 

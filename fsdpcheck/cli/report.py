@@ -8,7 +8,7 @@ from pathlib import Path
 
 from fsdpcheck.cli import forms
 from fsdpcheck.errors import HOLDS, UsageError
-from fsdpcheck.report import kept
+from fsdpcheck.report import document_reader
 
 _EPILOG = """examples:
   fsdpcheck report report.json                                   what run printed; -v for a row a law
@@ -43,7 +43,7 @@ def _report(options: argparse.Namespace) -> int:
     if not options.reports:
         raise UsageError("a report is missing; next: fsdpcheck report report.json, of fsdpcheck run --json report.json")
     forms.require(options)
-    sessions = sorted((kept.read(path) for path in options.reports), key=lambda session: session.moment)
-    power = kept.power(options.power) if options.power is not None else {}
+    sessions = sorted((document_reader.read(path) for path in options.reports), key=lambda session: session.moment)
+    power = document_reader.power(options.power) if options.power is not None else {}
     forms.tell(options, sessions, power)
     return HOLDS

@@ -6,7 +6,7 @@ import argparse
 import sys
 from pathlib import Path
 
-from fsdpcheck.cli import blocks, covered, gate, sessions, settings
+from fsdpcheck.cli import blocks, coverage, gate, sessions, settings
 from fsdpcheck.cli.exits import say
 from fsdpcheck.errors import UsageError
 from fsdpcheck.findings.verdict import exit_code
@@ -48,9 +48,9 @@ def _run(options: argparse.Namespace) -> int:
     if options.resume and not options.json:
         raise UsageError("--resume goes on with the session of a file; next: name it with --json")
     if options.coverage is not None:
-        with covered.measured(options) as folder:
+        with coverage.measured(options) as folder:
             ledger = sessions.told(options, folder=folder)
-            print(covered.reached(folder, options.coverage, colour.painter(sys.stdout)), flush=True)
+            print(coverage.reached(folder, options.coverage, colour.painter(sys.stdout)), flush=True)
         return ledger.exit_code
     if not (options.adapter or options.parallelize or options.model) and settings.are_in(gate.SETTINGS):
         what = f"[{settings.TABLE}] of {gate.SETTINGS} is read by `fsdpcheck gate`; this run judges"

@@ -27,16 +27,16 @@ from fsdpcheck.comparison.observation.observer import Observer
 from fsdpcheck.comparison.observation.script import ObservedScript
 from fsdpcheck.comparison.precision import exactness
 from fsdpcheck.comparison.precision.arithmetic import Arithmetic
-from fsdpcheck.comparison.precision.entering import in_arithmetic
 from fsdpcheck.comparison.precision.entrances import installed
+from fsdpcheck.comparison.precision.entry import in_arithmetic
 from fsdpcheck.comparison.record import Choice, Observation, RankRecord
 from fsdpcheck.compat import multiprocessing_private
 from fsdpcheck.errors import HOLDS, INTERNAL, FsdpcheckError, UsageError
 from fsdpcheck.execution import Failure
 from fsdpcheck.processes import leftovers, messages, zygote
 from fsdpcheck.processes.zygote import Process
+from fsdpcheck.simulation.current_rank import require_rank
 from fsdpcheck.simulation.globals import system
-from fsdpcheck.simulation.here import require_rank
 from fsdpcheck.simulation.programs.script import Runnable, Script
 from fsdpcheck.simulation.simulate import Options, simulate_script
 

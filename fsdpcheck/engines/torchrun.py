@@ -24,9 +24,9 @@ from fsdpcheck.engines._common.metal import GLOO, Metal
 from fsdpcheck.engines._real import keeper, launch, monitor, post
 from fsdpcheck.engines._real.contact import Contact
 from fsdpcheck.engines._real.follower import Place
-from fsdpcheck.engines._real.kept import FarLink, KeptLink
 from fsdpcheck.engines._real.launch import is_under_torchrun, rank, world_size
 from fsdpcheck.engines._real.pool import Pool
+from fsdpcheck.engines._real.remote_workers import FarLink, KeptLink
 from fsdpcheck.engines._real.transport import Link, LocalLink
 from fsdpcheck.engines.base import TORCHRUN
 from fsdpcheck.errors import FsdpcheckError, NotSupported, OtherWorldSize, UsageError, explain

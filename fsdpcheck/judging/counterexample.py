@@ -14,7 +14,7 @@ from fsdpcheck.execution import RunRequest
 from fsdpcheck.findings.tokens import Token, encode
 from fsdpcheck.findings.verdict import Finding
 from fsdpcheck.findings.violation import Violation
-from fsdpcheck.judging import first_wrong, one_change, origin, own_lines, stood, uninitialised_memory
+from fsdpcheck.judging import first_wrong, one_change, origin, own_lines, standings, uninitialised_memory
 from fsdpcheck.judging.attribution import DIAGNOSED, Evidence
 from fsdpcheck.judging.first_wrong import FirstWrong
 from fsdpcheck.judging.known_root import seen
@@ -157,7 +157,7 @@ def finding_of(law: Law, run: Run, case: Case, violation: Violation) -> Finding:
         words=case.describe(),
         token=token,
         laws=law.file,
-        ranks=stood.ranks(run.ran.newest),
+        ranks=standings.ranks(run.ran.newest),
     )
 
 

@@ -1,6 +1,6 @@
 """Where a step first goes wrong: the first quantity that differs from the single device's, and the lines around it.
 
-One more run of the case notes what passes (``program/probes/passing.py``), beside what the adapter shows after each
+One more run of the case notes what passes (``program/probes/step_data.py``), beside what the adapter shows after each
 step. The single device has each of these quantities too, so the first that differs bounds the mistake: what came
 before it is right. Said of exact cases alone, and only where what is compared must agree in every bit.
 """
@@ -20,7 +20,7 @@ from fsdpcheck.judging.points import points as points_of
 from fsdpcheck.judging.run import Run
 from fsdpcheck.judging.where_seen import Number, Sought, Trail, line_of, trail, with_square
 from fsdpcheck.oracle import Answer, StepAnswer, standards
-from fsdpcheck.program.probes.passing import quantities, quantities_but_local_gradients
+from fsdpcheck.program.probes.step_data import quantities, quantities_but_local_gradients
 from fsdpcheck.workload import batches
 
 INITIAL: Final = "the parameters before the first step"

@@ -25,7 +25,7 @@ from fsdpcheck.execution.quantities import Quantity
 from fsdpcheck.execution.whole import NotWhole, make_whole
 from fsdpcheck.oracle import Answer, Named, StepAnswer
 from fsdpcheck.oracle.certificate import absolute_gradients
-from fsdpcheck.program.probes.passing import quantities, quantities_but_local_gradients
+from fsdpcheck.program.probes.step_data import quantities, quantities_but_local_gradients
 from fsdpcheck.workload import batches, models
 
 WORDS: Final = {

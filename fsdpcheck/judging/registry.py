@@ -13,7 +13,7 @@ from fsdpcheck.adapters.contract import Features, Observable, Promise, Trait
 from fsdpcheck.errors import AdapterError, UsageError, explain
 from fsdpcheck.judging import coverage
 from fsdpcheck.judging.law import Law
-from fsdpcheck.loading import references, registered
+from fsdpcheck.loading import law_registry, references
 from fsdpcheck.strategies.space import Space
 
 if TYPE_CHECKING:
@@ -133,7 +133,7 @@ def _register(found: Law) -> None:
         raise UsageError(explain(f"law {found.name!r} has no docstring", where=found.where, then=then))
     LAWS[found.name] = found
     if found.file:
-        registered.laws.append(found.name)
+        law_registry.laws.append(found.name)
 
 
 _INSTEAD = {

@@ -23,7 +23,7 @@ from fsdpcheck.engines.base import Engine
 from fsdpcheck.errors import AdapterError, NoProgress, NotApplicable, NotSupported, Refused, UsageError, qualified
 from fsdpcheck.execution import Execution, Failure, Line, RunRequest, SchedulePolicy
 from fsdpcheck.execution.releases import Release
-from fsdpcheck.judging import model_refusals, unfit
+from fsdpcheck.judging import model_refusals, needs
 from fsdpcheck.judging.drawing import Drawings
 from fsdpcheck.judging.executions import Executions
 from fsdpcheck.oracle import batched_step, certificate, standards
@@ -166,7 +166,7 @@ class Run:
         )
         execution = self.execute(request)
         _raise_what_is_no_finding(execution.failure)
-        unfit.require_fit(self.features, execution, self._execution)
+        needs.require_fit(self.features, execution, self._execution)
         if report := model_refusals.refused(execution) or model_refusals.raised_alone(execution):
             raise Refused(report)
         return execution

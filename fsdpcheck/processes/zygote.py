@@ -27,7 +27,7 @@ from fsdpcheck.compat import multiprocessing_private
 from fsdpcheck.processes import fork_server, leftovers
 
 _STDERR: Final = 2
-_JUDGES: Final = "fsdpcheck.session.preloaded"
+_JUDGES: Final = "fsdpcheck.session.preload"
 """What workers of sessions import besides, Hypothesis for one."""
 _MOST_FILES: Final = 16
 _LENGTH: Final = 8

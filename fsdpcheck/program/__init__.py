@@ -29,9 +29,9 @@ from fsdpcheck.program import samplers as sampler_program
 from fsdpcheck.program.allocations import Allocations
 from fsdpcheck.program.lines import Lines
 from fsdpcheck.program.methods import methods_for
+from fsdpcheck.program.observables import Showing
 from fsdpcheck.program.optimizers import Optimizers
 from fsdpcheck.program.probe import Watch
-from fsdpcheck.program.shown import Showing
 from fsdpcheck.program.values import Values
 from fsdpcheck.workload import batches, clip_groups, models
 from fsdpcheck.workload.optimizer import CACHE_LINE, project_

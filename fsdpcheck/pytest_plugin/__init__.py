@@ -140,7 +140,7 @@ def _judges(config: pytest.Config) -> Judges:
 def _fsdpcheck_engine(request: pytest.FixtureRequest) -> Iterator[Any]:
     import torch
 
-    from fsdpcheck.pytest_plugin.collected import Collected
+    from fsdpcheck.pytest_plugin.collection import Collected
 
     torch.set_num_threads(1)
     plan = request.config.stash[_PLAN]

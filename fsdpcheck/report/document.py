@@ -1,4 +1,4 @@
-"""The JSON document of a session: all that any other form of report is made of (report/kept.py reads it back)."""
+"""The JSON document of a session, of which any other form of report is made (document_reader.py reads it back)."""
 
 from __future__ import annotations
 

@@ -15,7 +15,7 @@ from typing import Final
 from fsdpcheck.errors import USAGE, UsageError, explain
 from fsdpcheck.findings.roots import grouped
 from fsdpcheck.findings.verdict import Finding, Status, Verdict, exit_code
-from fsdpcheck.report.kept import Document, opened
+from fsdpcheck.report.document_reader import Document, opened
 from fsdpcheck.session.ledger import Ledger
 from fsdpcheck.session.plan import Plan
 

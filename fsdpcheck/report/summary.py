@@ -5,7 +5,7 @@ from __future__ import annotations
 from fsdpcheck.errors.excerpt import shown
 from fsdpcheck.findings import roots
 from fsdpcheck.findings.verdict import NOT_CHECKED
-from fsdpcheck.report import conditions, finding, reached, table, unjudged_cases, waived
+from fsdpcheck.report import bounds, conditions, finding, table, unjudged_cases, waivers
 from fsdpcheck.report.colour import Paint
 from fsdpcheck.session.ledger import Ledger
 
@@ -29,10 +29,10 @@ def ending(ledger: Ledger, paint: Paint, verbose: bool = False) -> str:
         if verdict.status in ("error", "no case", "too few cases", "not supported")
         and not verdict.reason.startswith(NOT_CHECKED)
     )
-    parts += [paint(sentence, "yellow") for sentence in waived.sentences(ledger)]
+    parts += [paint(sentence, "yellow") for sentence in waivers.sentences(ledger)]
     parts += [f"ERROR: {text}" for text, _ in ledger.errors]
     parts += [
-        reached.of_session(ledger),
+        bounds.of_session(ledger),
         table.left(ledger),
         unjudged_cases.of_session(ledger),
         table.undrawn(ledger),

@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Final
 
 from fsdpcheck.errors import UsageError, explain, writing
+from fsdpcheck.report.document_reader import Power
 from fsdpcheck.report.forms import junit, markdown, sarif
-from fsdpcheck.report.kept import Power
 from fsdpcheck.report.page import require_jinja
 from fsdpcheck.session.ledger import Ledger
 

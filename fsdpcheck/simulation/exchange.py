@@ -13,10 +13,10 @@ from fsdpcheck.execution import Failure
 from fsdpcheck.execution.recording import Call, RecordingGroup
 from fsdpcheck.execution.trace import Collective
 from fsdpcheck.simulation.children import Children
+from fsdpcheck.simulation.current_rank import here
 from fsdpcheck.simulation.decisions import Decisions
 from fsdpcheck.simulation.device.memory import Memory
 from fsdpcheck.simulation.device.timelines import Timeline
-from fsdpcheck.simulation.here import here
 from fsdpcheck.simulation.identity import Identity, Names
 from fsdpcheck.simulation.scheduler import Baton
 from fsdpcheck.simulation.streams import OnHost

@@ -27,9 +27,9 @@ from typing import Any, Final, Protocol
 
 from fsdpcheck.compat import frames_private, torch_private
 from fsdpcheck.compat.files_private import archives_written
+from fsdpcheck.simulation.current_rank import here
 from fsdpcheck.simulation.decisions import Access, Decisions
 from fsdpcheck.simulation.folders import Folders, Kind, allows_that_it_exists
-from fsdpcheck.simulation.here import here
 from fsdpcheck.simulation.named_locks import LOCKS, is_taken, named
 from fsdpcheck.simulation.scheduler import Baton, where
 from fsdpcheck.simulation.surroundings import EVENTS, pipes_of_ranks, said_of

@@ -16,7 +16,7 @@ from types import FrameType
 from typing import Any
 
 from fsdpcheck.compat import frames_private, torch_private
-from fsdpcheck.simulation.here import here
+from fsdpcheck.simulation.current_rank import here
 from fsdpcheck.simulation.turn import waiting
 
 

@@ -22,9 +22,9 @@ from fsdpcheck.execution.tensor_rules import (
     require_stacked,
 )
 from fsdpcheck.execution.trace import Collective
-from fsdpcheck.simulation import alone
+from fsdpcheck.simulation import single_rank
+from fsdpcheck.simulation.current_rank import current_rank, require_rank
 from fsdpcheck.simulation.exchange import LISTENERS, Instance, Run
-from fsdpcheck.simulation.here import current_rank, require_rank
 from fsdpcheck.simulation.identity import NOTHING_KNOWN, Identity, crossed
 from fsdpcheck.simulation.scheduler import place
 from fsdpcheck.simulation.semantics import move, unequal_parts
@@ -122,8 +122,8 @@ class Meeting(RecordingGroup):
         if run.baton.aborting:
             run.baton.block(rank)
         if run.alone_of:
-            run.payloads.append(alone.payload(call))
-            return MetWork(run, rank, alone.exchange(rank, call), call)
+            run.payloads.append(single_rank.payload(call))
+            return MetWork(run, rank, single_rank.exchange(rank, call), call)
         under_way = run.open_calls[rank]
         if under_way and any(other.collective.group_name != call.collective.group_name for other in under_way):
             run.voids.add("calls on several groups were under way together")

@@ -17,14 +17,14 @@ from fsdpcheck.execution.matching import ranks_text
 from fsdpcheck.execution.outcomes import adapter_failure
 from fsdpcheck.execution.recording import RecordingGroup
 from fsdpcheck.execution.trace import Collective
-from fsdpcheck.simulation import alone
+from fsdpcheck.simulation import single_rank
 from fsdpcheck.simulation.children import Children
 from fsdpcheck.simulation.decisions import Decisions, Option
 from fsdpcheck.simulation.device.memory import Memory
 from fsdpcheck.simulation.exchange import Instance, OpenCall
 from fsdpcheck.simulation.files import Files
 from fsdpcheck.simulation.globals import RankGlobals, Swap
-from fsdpcheck.simulation.groups_made import GroupsMade
+from fsdpcheck.simulation.group_creation import GroupsMade
 from fsdpcheck.simulation.identity import Names
 from fsdpcheck.simulation.messages import Messages
 from fsdpcheck.simulation.scheduler import CHOICES, Baton, place
@@ -46,8 +46,8 @@ class World:
     have told DTensor of rules of its own; "" for none. ``joined``: ranks begin with a default process group.
     ``per_node``: ranks of one node, as their environment says; 0 for all. ``watched``: a rank that touches a buffer
     of a call under way fails the run where it does so, and so does an asynchronous call that is never waited for.
-    ``alone_of``: the one rank that runs is the first of so many, and the others do what it does (alone.py); 0 where all
-    run.
+    ``alone_of``: the one rank that runs is the first of so many, and the others do what it does (single_rank.py); 0
+    where all run.
     ``around``: what is open on each thread that is a rank. ``memory``: makes that of a rank's GPU, of ranks that are
     watched; see Memory. ``streams``: of ranks on a real GPU.
     """
@@ -213,7 +213,7 @@ class SimulatedRun:
             self.decisions.decide(options)
             return True
         if self.alone_of and self.adapter_error is None:
-            self.fail(alone.waits_for_another(self.alone_of, self.states()))
+            self.fail(single_rank.waits_for_another(self.alone_of, self.states()))
             return False
         states = self.states()
         failure = self.adapter_error or deadlock.explain(states, self._issued(), time.perf_counter() - since)

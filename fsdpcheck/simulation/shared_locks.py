@@ -18,7 +18,7 @@ from typing import Any, Final
 
 from fsdpcheck.compat import frames_private
 from fsdpcheck.execution import Failure
-from fsdpcheck.simulation.here import current_rank
+from fsdpcheck.simulation.current_rank import current_rank
 from fsdpcheck.simulation.named_locks import LOCKS, OF_PYTHON, RLOCK, is_taken, named
 from fsdpcheck.simulation.run import SimulatedRun, no_progress
 from fsdpcheck.simulation.scheduler import place

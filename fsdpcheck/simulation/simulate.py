@@ -18,22 +18,22 @@ from fsdpcheck.execution import Failure, SchedulePolicy
 from fsdpcheck.execution.orders import Demand, ring_in_order_of_issue
 from fsdpcheck.execution.trace import Collective, Times, Trace
 from fsdpcheck.processes.limit import Limit
-from fsdpcheck.simulation.alone import steps_noted
+from fsdpcheck.simulation.current_rank import current_rank
 from fsdpcheck.simulation.decisions import Decisions
 from fsdpcheck.simulation.globals import unseeded
-from fsdpcheck.simulation.here import current_rank
 from fsdpcheck.simulation.identity import copies_seen
-from fsdpcheck.simulation.programs import shared as shared_by_ranks
+from fsdpcheck.simulation.programs import shared_objects as shared_by_ranks
 from fsdpcheck.simulation.programs.logs import RankLoggers
 from fsdpcheck.simulation.programs.modules import RankModules
 from fsdpcheck.simulation.programs.no_gpu import NoGpu
 from fsdpcheck.simulation.programs.process import RankProcesses
 from fsdpcheck.simulation.programs.script import Runnable
-from fsdpcheck.simulation.programs.shared import SharedByProgram
+from fsdpcheck.simulation.programs.shared_objects import SharedByProgram
 from fsdpcheck.simulation.programs.streams import Printed
 from fsdpcheck.simulation.run import SimulatedRun, World
-from fsdpcheck.simulation.shapes_alone import ShapesAlone
+from fsdpcheck.simulation.single_rank import steps_noted
 from fsdpcheck.simulation.streams import ON_HOST, OnGpu
+from fsdpcheck.simulation.tensor_shapes import ShapesAlone
 from fsdpcheck.simulation.threads import Pool
 
 if TYPE_CHECKING:
@@ -106,8 +106,8 @@ class Options:
     all. ``budget``: seconds after which a rank that still computes is "no progress"; None for no such limit. ``show``:
     whether what ranks print is printed, the rank before each line. ``cuda_as_cpu``: play GPUs on the CPU, one a rank of
     a node (programs/cuda.py). ``own``: installed packages that each rank imports for itself, as it does a user's
-    modules; of Python alone. ``alone_of``: one rank runs, as the first of so many (simulation/alone.py); 0 for all.
-    ``without_values``: of tensors there are shapes alone (simulation/shapes_alone.py). ``on_gpu``: ranks share a real
+    modules; of Python alone. ``alone_of``: one rank runs, as the first of so many (single_rank.py); 0 for all.
+    ``without_values``: of tensors there are shapes alone (simulation/tensor_shapes.py). ``on_gpu``: ranks share a real
     GPU, on a stream each (simulation/streams.py).
     """
 

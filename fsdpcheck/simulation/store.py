@@ -12,9 +12,9 @@ import torch.distributed as dist
 
 from fsdpcheck.compat import frames_private
 from fsdpcheck.execution.trace import Collective
+from fsdpcheck.simulation.current_rank import current_rank, require_rank
 from fsdpcheck.simulation.decisions import Access
 from fsdpcheck.simulation.exchange import block
-from fsdpcheck.simulation.here import current_rank, require_rank
 from fsdpcheck.simulation.scheduler import where
 from fsdpcheck.simulation.store_looks import Looks
 from fsdpcheck.simulation.turns import in_turn

@@ -19,7 +19,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fsdpcheck.simulation.here import require_rank
+from fsdpcheck.simulation.current_rank import require_rank
 
 
 class OnHost:

@@ -14,7 +14,7 @@ from typing import Any, Final
 
 from fsdpcheck.compat import frames_private
 from fsdpcheck.compat.torch_private import replaced
-from fsdpcheck.simulation.here import here
+from fsdpcheck.simulation.current_rank import here
 
 _PROCESS: Final = "a rank started another process"
 _SOCKET: Final = "a rank used a socket"

@@ -30,8 +30,8 @@ from fsdpcheck.execution import Failure, deadlock
 from fsdpcheck.execution.outcomes import adapter_failure, ending
 from fsdpcheck.processes.limit import LOOK_SECONDS, Limit, Spent, sleep_of
 from fsdpcheck.simulation import affinity
-from fsdpcheck.simulation.here import current_rank, here, require_rank
-from fsdpcheck.simulation.observed import ObservedMeeting
+from fsdpcheck.simulation.current_rank import current_rank, here, require_rank
+from fsdpcheck.simulation.observation import ObservedMeeting
 from fsdpcheck.simulation.run import SimulatedRun, no_progress
 from fsdpcheck.simulation.scheduler import Aborted, where
 from fsdpcheck.simulation.shared_locks import stuck_in_a_lock

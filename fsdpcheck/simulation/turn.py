@@ -16,9 +16,9 @@ from weakref import WeakSet
 import torch
 
 from fsdpcheck.compat import frames_private, groups_private
+from fsdpcheck.simulation.current_rank import here
 from fsdpcheck.simulation.decisions import Decisions
 from fsdpcheck.simulation.executors import Executors
-from fsdpcheck.simulation.here import here
 from fsdpcheck.simulation.scheduler import Aborted, Baton, where
 from fsdpcheck.simulation.stragglers import VOID, Stragglers
 from fsdpcheck.simulation.thread_order import NOT_SETTLED, Caller, Standstill, ThreadOrder, TurnLock

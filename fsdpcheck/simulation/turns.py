@@ -24,8 +24,8 @@ from typing import Any
 
 from fsdpcheck.compat import torch_private
 from fsdpcheck.compat.observers_private import is_observed, unobserved
+from fsdpcheck.simulation.current_rank import here
 from fsdpcheck.simulation.executors import Executors, executors_of_ranks
-from fsdpcheck.simulation.here import here
 from fsdpcheck.simulation.program_locks import locks_of_programs
 from fsdpcheck.simulation.turn import turn_kept, waiting
 

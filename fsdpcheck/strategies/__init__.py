@@ -6,7 +6,10 @@ For ``@given`` tests of one's own: ``worlds``, ``meshes``, ``shapes``, ``layouts
 
 from __future__ import annotations
 
-from fsdpcheck.strategies.named import (
+from fsdpcheck.strategies.of_spaces import WORLD_SIZES, cases_of
+from fsdpcheck.strategies.of_tests import case_of, cases, example, layouts, meshes, shapes, worlds
+from fsdpcheck.strategies.space import BuiltSpace, CaseSpace, Family, KernelSpace, SamplerSpace, Space
+from fsdpcheck.strategies.spaces import (
     COUNTABLE,
     EQUAL_BITS,
     GLOBAL_NORM,
@@ -21,9 +24,6 @@ from fsdpcheck.strategies.named import (
     REAL,
     REAL_PRIVATE,
 )
-from fsdpcheck.strategies.of_spaces import WORLD_SIZES, cases_of
-from fsdpcheck.strategies.of_tests import case_of, cases, example, layouts, meshes, shapes, worlds
-from fsdpcheck.strategies.space import BuiltSpace, CaseSpace, Family, KernelSpace, SamplerSpace, Space
 
 __all__ = [
     "COUNTABLE", "EQUAL_BITS", "GLOBAL_NORM", "HIDING", "LOW_PRECISION", "PLAIN", "PLAIN_ANY_SUM", "PRIVATE",

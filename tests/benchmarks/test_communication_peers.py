@@ -12,7 +12,7 @@ import pytest
 pytest.importorskip("benchmarks.communication", reason="only a checkout has the benchmarks")
 from benchmarks.communication import dumps, judged, local_tensors, peers, real, tables
 from benchmarks.communication.pairs import Pair, pairs
-from fsdpcheck.engines._real.forked import Said, Say
+from fsdpcheck.engines._real.forks import Said, Say
 from tests.common.releases import reads_dumps_of_gloo
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from fsdpcheck import cli
-from fsdpcheck.cli import launched
+from fsdpcheck.cli import launch
 from fsdpcheck.errors import UsageError
 from fsdpcheck.report import document
 from fsdpcheck.session import journal as journals
@@ -193,7 +193,7 @@ def test_ranks_of_torchrun_say_once_what_they_cannot_read(
     """A rank of torchrun that another drives says nothing that this one says, and leaves with the same code."""
     told: list[int] = []
     monkeypatch.setattr(torchrun, "leave", told.append)
-    monkeypatch.setattr(launched, "signal", SimpleNamespace(signal=lambda *_: None, SIGTERM=0, SIG_IGN=0))
+    monkeypatch.setattr(launch, "signal", SimpleNamespace(signal=lambda *_: None, SIGTERM=0, SIG_IGN=0))
     monkeypatch.setenv("TORCHELASTIC_RUN_ID", "none")
     for rank, said in (("0", True), ("1", False)):
         monkeypatch.setenv("RANK", rank)
@@ -210,7 +210,7 @@ def test_what_rank_0_ends_with_the_others_are_told(
 ) -> None:
     told: list[int] = []
     monkeypatch.setattr(torchrun, "leave", told.append)
-    monkeypatch.setattr(launched, "signal", SimpleNamespace(signal=lambda *_: None, SIGTERM=0, SIG_IGN=0))
+    monkeypatch.setattr(launch, "signal", SimpleNamespace(signal=lambda *_: None, SIGTERM=0, SIG_IGN=0))
     monkeypatch.setenv("TORCHELASTIC_RUN_ID", "none")
     monkeypatch.setenv("RANK", "0")
     monkeypatch.setenv("WORLD_SIZE", "2")

@@ -18,8 +18,8 @@ from fsdpcheck.engines import torchrun
 from fsdpcheck.engines._real import keeper, launch, post
 from fsdpcheck.engines._real.contact import SILENCE_SECONDS, Contact, Signs, Silence
 from fsdpcheck.engines._real.follower import Place
-from fsdpcheck.engines._real.kept import FarLink, KeptLink
 from fsdpcheck.engines._real.mail import Mail
+from fsdpcheck.engines._real.remote_workers import FarLink, KeptLink
 from fsdpcheck.errors import FsdpcheckError
 from fsdpcheck.execution import Execution, Failure, RankResult, RunRequest
 from fsdpcheck.session import torchrun as session

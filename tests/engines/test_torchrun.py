@@ -19,7 +19,7 @@ from fsdpcheck.case import LayerSpec, MeshSpec, ModelSpec, TrainingCase
 from fsdpcheck.engines import torchrun
 from fsdpcheck.engines._real import launch, post, shared_table
 from fsdpcheck.engines._real.follower import Place
-from fsdpcheck.engines._real.kept import FarLink, KeptLink, RowsOfNodes
+from fsdpcheck.engines._real.remote_workers import FarLink, KeptLink, RowsOfNodes
 from fsdpcheck.engines._real.shared_table import Header
 from fsdpcheck.errors import NotSupported, UsageError
 from fsdpcheck.execution import RunRequest

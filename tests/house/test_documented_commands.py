@@ -20,7 +20,7 @@ from torch.distributed.run import get_args_parser
 
 from fsdpcheck import adapters, cli, pytest_plugin
 from fsdpcheck.case import BatchLayout, LayerSpec, ModelSpec, TrainingCase
-from fsdpcheck.cli import launched, listing, preflight, replay, run
+from fsdpcheck.cli import launch, listing, preflight, replay, run
 from fsdpcheck.findings import tokens
 from fsdpcheck.findings.verdict import Verdict
 from fsdpcheck.judging import registry
@@ -96,7 +96,7 @@ def _file(ref: str) -> bool:
 def _of_torchrun(words: list[str]) -> None:
     options = get_args_parser().parse_args(words)
     assert (options.module, options.training_script) == (True, "fsdpcheck")
-    _of_fsdpcheck(launched.asked(options.training_script_args))
+    _of_fsdpcheck(launch.asked(options.training_script_args))
 
 
 def _of_pytest(words: list[str]) -> None:

@@ -154,3 +154,17 @@ def test_the_reference_adapter_reaches_impl_lazily() -> None:
     tree = ast.parse(_modules()["adapters.builtin.reference"].read_text(encoding="utf-8"))
     at_the_top = [node.module for node in tree.body if isinstance(node, ast.ImportFrom)]
     assert not [module for module in at_the_top if module and module.startswith("fsdpcheck.impl")]
+
+
+PARTICIPLES = re.compile(r"(?:^|_)(?:\w+ed|drawn|kept|made|shown|stood|here|alone|unfit)$")
+"""What a module says of a thing without naming it."""
+KINDS_OF_RANKS = {"engines.simulated", "engines._simulated"}
+"""Names that tokens and options have had from the beginning."""
+NAMES_OF_PACKAGES = {"adapters.builtin._deepspeed", "adapters.builtin.deepspeed"}
+
+
+def test_modules_are_named_by_their_subjects() -> None:
+    named = {module for module in _modules() if PARTICIPLES.search(module.rpartition(".")[2])}
+    assert named == (KINDS_OF_RANKS | NAMES_OF_PACKAGES) & set(_modules())
+    for wrong in ("covered", "groups_made", "here"):
+        assert PARTICIPLES.search(wrong)

@@ -33,7 +33,7 @@ def test_an_old_name_in_an_adapter_or_a_reference_is_told_with_the_new_one(tmp_p
     with pytest.raises(AdapterError, match=r"adapters\._base': it is fsdpcheck\.adapter now") as raised:
         adapters.load(f"{file}:adapter")
     assert f"{file}:1: from fsdpcheck.adapters._base" in str(raised.value)
-    with pytest.raises(AdapterError, match=r"it is fsdpcheck\.program\.probes\.shown now"):
+    with pytest.raises(AdapterError, match=r"it is fsdpcheck\.program\.probes\.observables now"):
         references.load("fsdpcheck.observers:padding", references.Kind("observer", AdapterError))
     with pytest.raises(ImportError, match=r"in fsdpcheck\.laws now"):
         from fsdpcheck.errors import Violation  # type: ignore[attr-defined]  # noqa: F401

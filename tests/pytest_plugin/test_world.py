@@ -13,7 +13,7 @@ import torch.distributed as dist
 
 from fsdpcheck.engines._common import metal
 from fsdpcheck.engines._real import gloo_ranks
-from fsdpcheck.engines._real.forked import Said
+from fsdpcheck.engines._real.forks import Said
 from fsdpcheck.engines._real.hangs import Watch
 from fsdpcheck.errors import UsageError
 from fsdpcheck.execution.deadlock import Raised

@@ -11,7 +11,7 @@ import pytest
 from fsdpcheck.case import BatchLayout, KernelCase, KernelSpec, LayerSpec, MeshSpec, ModelSpec, StepSpec, TrainingCase
 from fsdpcheck.findings.ranks import Call, RankStood
 from fsdpcheck.findings.verdict import Verdict
-from fsdpcheck.report.kept import Errors, Judged
+from fsdpcheck.report.document_reader import Errors, Judged
 from fsdpcheck.report.page import calls_picture, case_picture, page, plots
 from fsdpcheck.report.page.picture import Picture, cut
 from tests.common import sessions

@@ -19,7 +19,7 @@ from fsdpcheck.judging.run import _raise_what_is_no_finding
 from fsdpcheck.processes import limit as _spent
 from fsdpcheck.processes.limit import Limit, Spent
 from fsdpcheck.simulation import shared_locks
-from fsdpcheck.simulation.here import set_current_rank
+from fsdpcheck.simulation.current_rank import set_current_rank
 from fsdpcheck.simulation.scheduler import Baton
 from fsdpcheck.simulation.shared_locks import LockApart
 from tests.simulation.simulator import Simulator, failure_of

@@ -19,7 +19,7 @@ from torch import nn
 
 from fsdpcheck import simulate
 from fsdpcheck.simulation import shared_state
-from fsdpcheck.simulation.programs import modules, shared
+from fsdpcheck.simulation.programs import modules, shared_objects
 from fsdpcheck.simulation.simulate import Simulation
 from tests.common.tables import each
 
@@ -116,7 +116,7 @@ def test_the_rank_and_its_line_are_told_of_each_segment_that_is_looked_at(mine: 
 
 
 def test_where_looks_are_dear_several_ranks_share_one(mine: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(shared, "_AT_FIRST", 0)
+    monkeypatch.setattr(shared_objects, "_AT_FIRST", 0)
     done = simulate(lambda: mine.SEEN.add(os.environ["RANK"]), 2).check()
     assert "and a rank wrote to it; as" in done.shared[0]
 
@@ -131,7 +131,7 @@ def test_looks_take_a_small_part_of_a_run(monkeypatch: pytest.MonkeyPatch) -> No
 
     monkeypatch.setattr(shared_state.SharedState, "_look", counted)
     done = simulate(_many_calls, 2)
-    left_out, at_the_end = 2 * (shared._AT_FIRST + done.hand_overs * shared._EACH), 2 * max(costs)
+    left_out, at_the_end = 2 * (shared_objects._AT_FIRST + done.hand_overs * shared_objects._EACH), 2 * max(costs)
     assert 4 < len(costs) < done.hand_overs
     assert sum(costs) < left_out + at_the_end
 

@@ -24,7 +24,7 @@ from fsdpcheck.comparison.observation.unseen_updates import UnseenUpdates
 from fsdpcheck.comparison.record import RankRecord, share_pieces
 from fsdpcheck.compat import frames_private, layouts_private
 from fsdpcheck.compat.torch_private import is_in_backward
-from fsdpcheck.simulation.here import current_rank, here
+from fsdpcheck.simulation.current_rank import current_rank, here
 
 
 def collectives_so_far() -> int:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from types import ModuleType
 
 from fsdpcheck.comparison.observation.observer import Observer
-from fsdpcheck.simulation.here import require_rank
+from fsdpcheck.simulation.current_rank import require_rank
 from fsdpcheck.simulation.programs.script import Runnable
 
 

@@ -12,8 +12,8 @@ from torch import Tensor
 
 from fsdpcheck.comparison.precision import dropout, exactness, notes
 from fsdpcheck.comparison.precision.batch_statistics import by_averages
+from fsdpcheck.comparison.precision.higher_precision import wide_by_default
 from fsdpcheck.comparison.precision.operators import WIDE
-from fsdpcheck.comparison.precision.raised import wide_by_default
 from fsdpcheck.compat import dispatch_private, tensors_private
 from fsdpcheck.compat.torch_private import replaced
 

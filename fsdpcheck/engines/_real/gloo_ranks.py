@@ -20,7 +20,7 @@ import torch.distributed as dist
 
 from fsdpcheck.compat import groups_private
 from fsdpcheck.engines._real import hangs, shared_table
-from fsdpcheck.engines._real.forked import Forked, Said, Say
+from fsdpcheck.engines._real.forks import Forked, Said, Say
 from fsdpcheck.errors import UsageError, excerpt, explain, qualified
 from fsdpcheck.execution import Failure, FailureKind, deadlock
 from fsdpcheck.execution.deadlock import Exited, Lost, Raised, Running, State

@@ -9,8 +9,8 @@ from typing import Final
 import torch.distributed as dist
 
 from fsdpcheck.compat import groups_private
-from fsdpcheck.engines._real import backends, groups_asked, shared_table
-from fsdpcheck.engines._real.forked import Forked, Said
+from fsdpcheck.engines._real import backends, group_requests, shared_table
+from fsdpcheck.engines._real.forks import Forked, Said
 from fsdpcheck.engines._real.groups import Publishing
 from fsdpcheck.engines._real.shared_table import Header, Row, Table
 from fsdpcheck.execution import Failure, deadlock
@@ -54,7 +54,7 @@ class Watch:
         if not all(deadlock.nobody_can_move(one, traces) for one in each):
             return False
         seconds = time.monotonic() - max(header.moved for header in headers) / 1e9
-        disagreement = groups_asked.disagreement(states, traces)
+        disagreement = group_requests.disagreement(states, traces)
         self.failure = disagreement or deadlock.explain(self._placed(states), traces, seconds)
         return True
 

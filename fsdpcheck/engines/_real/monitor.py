@@ -6,7 +6,7 @@ import time
 from collections.abc import Iterator, Mapping
 
 from fsdpcheck import process_state
-from fsdpcheck.engines._real import groups_asked, shared_table
+from fsdpcheck.engines._real import group_requests, shared_table
 from fsdpcheck.engines._real import stacks as _stacks
 from fsdpcheck.engines._real.follower import Reply
 from fsdpcheck.engines._real.pool import Pool
@@ -60,7 +60,7 @@ class _Watch:
         traces = self._traces(self._pool.table.read())
         results = [self.replies[rank].result if rank in self.replies else RankResult(rank) for rank in self._ranks]
         for rank, result in enumerate(results):
-            result.trace = groups_asked.left_out(traces[rank])
+            result.trace = group_requests.left_out(traces[rank])
         hits = [reply.hits for reply in self.replies.values()]
         summed = {name: sum(one.get(name, 0) for one in hits) for name in request.installs}
         execution = Execution(engine, request, results, failure, summed, left=self._left())
@@ -91,7 +91,7 @@ class _Watch:
         states = self._states(())
         if all(isinstance(state, deadlock.Finished) for state in states.values()):
             headers = self._pool.table.read()
-            traces = {rank: groups_asked.left_out(trace) for rank, trace in self._traces(headers).items()}
+            traces = {rank: group_requests.left_out(trace) for rank, trace in self._traces(headers).items()}
             return deadlock.analyse(traces, ordered=not any(header.elsewhere for header in headers))
         return self._adapter() or deadlock.explain(states, self._traces(self._pool.table.read()))
 
@@ -104,7 +104,7 @@ class _Watch:
         states, traces = self._states(headers), self._traces(headers)
         if not all(deadlock.nobody_can_move(each, traces) for each in self._by_thread(states, headers)):
             return None
-        if (disagree := groups_asked.disagreement(states, traces)) is not None:
+        if (disagree := group_requests.disagreement(states, traces)) is not None:
             return disagree
         seconds = time.monotonic() - max(header.moved for header in headers) / 1e9
         stacks = self._pool.stacks([rank for rank, state in states.items() if isinstance(state, deadlock.Blocked)])

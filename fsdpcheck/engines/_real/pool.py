@@ -18,8 +18,8 @@ import torch._C._distributed_c10d as c10d
 from fsdpcheck.engines._real import shared_table
 from fsdpcheck.engines._real import stacks as _stacks
 from fsdpcheck.engines._real.follower import Place, Reply
-from fsdpcheck.engines._real.kept import FarLink, RowsOfNodes
 from fsdpcheck.engines._real.launch import LOOPBACK
+from fsdpcheck.engines._real.remote_workers import FarLink, RowsOfNodes
 from fsdpcheck.engines._real.transport import Link
 from fsdpcheck.errors import FsdpcheckError, excerpt
 from fsdpcheck.execution import RunRequest

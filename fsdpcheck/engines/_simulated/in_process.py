@@ -26,8 +26,8 @@ from fsdpcheck.execution import Execution, RankResult, RunRequest
 from fsdpcheck.execution.assembly import assemble
 from fsdpcheck.processes.limit import Limit
 from fsdpcheck.program import checkpoints, rank_program
+from fsdpcheck.simulation.current_rank import current_rank
 from fsdpcheck.simulation.globals import module_global
-from fsdpcheck.simulation.here import current_rank
 from fsdpcheck.simulation.run import SimulatedRun, World
 from fsdpcheck.simulation.shared_locks import set_apart
 from fsdpcheck.simulation.streams import ON_HOST, OnGpu, OnHost

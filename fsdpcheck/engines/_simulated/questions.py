@@ -74,7 +74,7 @@ class Settle:
 @dataclass(frozen=True)
 class Cover:
     """From now on what runs of the implementation counts for ``law``, "" for none; what ran so far is kept in
-    ``folder`` (engines/_simulated/covered.py)."""
+    ``folder`` (engines/_simulated/coverage.py)."""
 
     folder: str
     reference: str

@@ -14,7 +14,7 @@ import torch
 from fsdpcheck import adapters, process_state
 from fsdpcheck.compat import torch_private
 from fsdpcheck.engines._common import imports, patches
-from fsdpcheck.engines._simulated.covered import Covered
+from fsdpcheck.engines._simulated.coverage import Covered
 from fsdpcheck.engines._simulated.in_process import InProcessEngine
 from fsdpcheck.engines._simulated.questions import (
     Close,
@@ -31,7 +31,7 @@ from fsdpcheck.engines._simulated.questions import (
 from fsdpcheck.errors import AdapterError, NotPlain
 from fsdpcheck.execution import Execution, RunRequest
 from fsdpcheck.loading import provenance
-from fsdpcheck.loading.registered import laws
+from fsdpcheck.loading.law_registry import laws
 from fsdpcheck.processes import messages
 from fsdpcheck.processes.remote import Answer, Back
 from fsdpcheck.program import checkpoints

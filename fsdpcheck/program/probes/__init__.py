@@ -13,8 +13,7 @@ from fsdpcheck.program.probes.hooks import (
     set_up,
     start_apart,
 )
-from fsdpcheck.program.probes.passing import quantities, quantities_but_local_gradients
-from fsdpcheck.program.probes.shown import (
+from fsdpcheck.program.probes.observables import (
     Missing,
     local_tensors,
     loss_kept,
@@ -24,6 +23,7 @@ from fsdpcheck.program.probes.shown import (
     scribbled,
     units,
 )
+from fsdpcheck.program.probes.step_data import quantities, quantities_but_local_gradients
 
 __all__ = [
     "SLOPE",

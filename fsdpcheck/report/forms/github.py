@@ -5,7 +5,7 @@ from __future__ import annotations
 from fsdpcheck.errors.excerpt import shown
 from fsdpcheck.findings.roots import grouped
 from fsdpcheck.findings.verdict import NOT_CHECKED, Finding
-from fsdpcheck.report import waived
+from fsdpcheck.report import waivers
 from fsdpcheck.report.finding import replay_command
 from fsdpcheck.report.forms import places
 from fsdpcheck.session.ledger import Ledger
@@ -44,8 +44,8 @@ def _finding(group: list[Finding], ledger: Ledger, root: str) -> str:
     told += [f"also broken: {', '.join(other.law for other in others)}"] if others else []
     told += [replay_command(first, ledger.plan.installs, ledger.folder)]
     title = f"fsdpcheck: {first.adapter} breaks {first.law}"
-    if waivers := waived.of_root(group, ledger):
-        told.append(f"waived: {waivers}")
+    if waived := waivers.of_root(group, ledger):
+        told.append(f"waived: {waived}")
     kind = "warning" if all(one.token in ledger.waived for one in group) else "error"
     return command(kind, "\n".join(told), title, places.of_finding(first, ledger, root))
 

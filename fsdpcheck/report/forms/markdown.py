@@ -9,7 +9,7 @@ from typing import Final
 from fsdpcheck.errors.excerpt import shown
 from fsdpcheck.findings.roots import grouped
 from fsdpcheck.findings.verdict import NOT_CHECKED, Finding, Verdict
-from fsdpcheck.report import conditions, table, unjudged_cases, waived
+from fsdpcheck.report import conditions, table, unjudged_cases, waivers
 from fsdpcheck.report.chapters import chapters, headline, labels, said
 from fsdpcheck.report.colour import uncoloured
 from fsdpcheck.report.finding import render, troubles
@@ -44,7 +44,7 @@ def _finding(group: Sequence[Finding], number: int, ledger: Ledger, root: str) -
     place = places.of_finding(first, ledger, root)
     rows = [("guarantee", first.guarantee), ("broken", first.what), ("where", first.where), ("cause", first.cause)]
     rows += [("at", str(place) if place is not None else ""), ("also breaks", ", ".join(one.law for one in others))]
-    rows += [("waived", waived.of_root(group, ledger))]
+    rows += [("waived", waivers.of_root(group, ledger))]
     told = "\n".join(f"- **{name}**: {_plain(said)}" for name, said in rows if said)
     whole = _details("the finding in full", render([*group], number, uncoloured, ledger.plan.installs, ledger.folder))
     return f"### {number}. {_code(first.adapter)} breaks {_code(first.law)}\n\n{told}\n\n{whole}"

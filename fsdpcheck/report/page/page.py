@@ -15,7 +15,7 @@ from markupsafe import Markup, escape
 
 from fsdpcheck import __version__
 from fsdpcheck.errors.excerpt import shown
-from fsdpcheck.report.kept import Power
+from fsdpcheck.report.document_reader import Power
 from fsdpcheck.report.page import plots, view
 from fsdpcheck.session.ledger import Ledger
 

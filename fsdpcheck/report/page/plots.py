@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Final
 
 from fsdpcheck.report.chapters import BELOW, status
-from fsdpcheck.report.kept import Judged
+from fsdpcheck.report.document_reader import Judged
 from fsdpcheck.report.page.picture import CHARACTER, Picture, cut
 from fsdpcheck.session.ledger import Ledger
 

@@ -10,7 +10,7 @@ from typing import Any, Final
 from fsdpcheck.case.vocabulary import TRAITS
 from fsdpcheck.findings.roots import grouped
 from fsdpcheck.findings.verdict import NOT_CHECKED, Finding, Verdict
-from fsdpcheck.report import conditions, table, unjudged_cases, waived
+from fsdpcheck.report import conditions, table, unjudged_cases, waivers
 from fsdpcheck.report.chapters import ALL_HOLDS, Chapter, chapters, headline, labels, said, status
 from fsdpcheck.report.finding import alike, avoidable, confirmed, replay_command, troubles
 from fsdpcheck.report.forms import places
@@ -72,7 +72,7 @@ def findings(ledger: Ledger, root: str) -> Iterator[Shown]:
         facts = {
             "where": first.where, "lines": first.lines,
             "stage": first.stage, "when": first.when,
-            "waived": waived.of_root([first, *others], ledger),
+            "waived": waivers.of_root([first, *others], ledger),
             "alike": alike(first),
             "avoid": f"--avoid {trait} leaves such cases out" if (trait := avoidable(first)) else "",
             "confirmed on": confirmed(first),

@@ -12,8 +12,8 @@ from contextlib import ExitStack, contextmanager
 from typing import Any, Final
 
 from fsdpcheck.compat.torch_private import replaced
+from fsdpcheck.simulation.current_rank import current_rank
 from fsdpcheck.simulation.globals import Swap
-from fsdpcheck.simulation.here import current_rank
 
 _State = dict[logging.Logger, tuple[list[logging.Handler], int]]
 _CHANGES: Final = ("addHandler", "removeHandler", "setLevel")

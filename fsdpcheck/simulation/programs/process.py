@@ -1,7 +1,7 @@
 """What a rank does to its process, of which it is only a thread here: exit handlers, numbers, processes it starts.
 
 ``threading.main_thread`` is the rank's own thread; signals are those of signals.py; ``atexit`` functions run when the
-rank's program has ended, in reverse; a child that is a rank runs as this one (launched.py), and any other forked child
+rank's program has ended, in reverse; a child that is a rank runs as this one (launchers.py), and any other forked child
 ends where the rank's program does; ``os.getpid`` is the system's number of the rank's own thread, so that files which
 are named by it are apart.
 """
@@ -20,8 +20,8 @@ from typing import Any, Final
 
 from fsdpcheck.compat import frames_private
 from fsdpcheck.compat.torch_private import replaced
-from fsdpcheck.simulation.here import current_rank
-from fsdpcheck.simulation.programs.launched import Launched
+from fsdpcheck.simulation.current_rank import current_rank
+from fsdpcheck.simulation.programs.launchers import Launched
 from fsdpcheck.simulation.programs.signals import RankSignals
 
 _CRASHED: Final = 1

@@ -16,7 +16,7 @@ from typing import Any, Final
 
 from fsdpcheck.compat.torch_private import replaced
 from fsdpcheck.errors import NotSupported, explain
-from fsdpcheck.simulation.here import current_rank
+from fsdpcheck.simulation.current_rank import current_rank
 
 _NOTHING: Final = {"SIGCHLD", "SIGURG", "SIGWINCH", "SIGCONT"}
 _STOPS: Final = {"SIGSTOP", "SIGTSTP", "SIGTTIN", "SIGTTOU"}

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from typing import Any, NoReturn, TextIO
 
 from fsdpcheck.errors import NotSupported, explain
-from fsdpcheck.simulation.here import current_rank
+from fsdpcheck.simulation.current_rank import current_rank
 
 
 class Printed:

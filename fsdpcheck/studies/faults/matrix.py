@@ -20,7 +20,7 @@ from fsdpcheck.judging.executions import Executions
 from fsdpcheck.judging.law import Law
 from fsdpcheck.judging.registry import chapters
 from fsdpcheck.judging.run import Ran, Run
-from fsdpcheck.studies.faults.planted import Planted
+from fsdpcheck.studies.faults.origins import Planted
 
 Place = tuple[str, int]
 """(file, line)."""
@@ -113,7 +113,7 @@ class Matrix:
     files: dict[str, str] = field(default_factory=dict)
     """Path -> hash of what ranks had loaded by the newest row."""
     lines: Mapping[tuple[str, str], Set[Place]] = field(default_factory=dict)
-    """(adapter, law) -> what it runs of the implementation: measured where mutants are put in (reached.py)."""
+    """(adapter, law) -> what it runs of the implementation: measured where mutants are put in (coverage.py)."""
     _bases: dict[str, Run] = field(default_factory=dict)
     _sound: dict[tuple[str, str], bool] = field(default_factory=dict)
     """(adapter, law) -> whether the law ends in no error without a fault; of those that did with one."""

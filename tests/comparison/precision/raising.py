@@ -9,8 +9,8 @@ from contextlib import contextmanager
 from torch import Tensor, nn
 
 from fsdpcheck.comparison.precision.arithmetic import Arithmetic
-from fsdpcheck.comparison.precision.entering import in_arithmetic
 from fsdpcheck.comparison.precision.entrances import installed
+from fsdpcheck.comparison.precision.entry import in_arithmetic
 
 
 @contextmanager

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 from fsdpcheck.comparison.precision.arithmetic import Arithmetic
-from fsdpcheck.comparison.precision.entering import in_arithmetic
 from fsdpcheck.comparison.precision.entrances import installed
+from fsdpcheck.comparison.precision.entry import in_arithmetic
 from fsdpcheck.comparison.record import Choice
 
 

@@ -17,8 +17,8 @@ from fsdpcheck.comparison.judge import raised
 from fsdpcheck.comparison.kept_runs import Runs
 from fsdpcheck.comparison.precision import exactness
 from fsdpcheck.comparison.precision.arithmetic import Arithmetic
-from fsdpcheck.comparison.precision.entering import in_arithmetic
 from fsdpcheck.comparison.precision.entrances import installed
+from fsdpcheck.comparison.precision.entry import in_arithmetic
 from fsdpcheck.comparison.precision.multiples import is_short, multiple
 from fsdpcheck.comparison.results import World
 from fsdpcheck.comparison.runs import Draws

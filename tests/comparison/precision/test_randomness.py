@@ -13,8 +13,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fsdpcheck.comparison.precision.arithmetic import Arithmetic
-from fsdpcheck.comparison.precision.entering import in_arithmetic
 from fsdpcheck.comparison.precision.entrances import installed
+from fsdpcheck.comparison.precision.entry import in_arithmetic
 
 X = torch.arange(24.0).reshape(2, 3, 4) / 7
 

@@ -11,9 +11,9 @@ from types import ModuleType
 import pytest
 
 from fsdpcheck.comparison.precision.arithmetic import Arithmetic
-from fsdpcheck.comparison.precision.entering import in_arithmetic
 from fsdpcheck.comparison.precision.entrances import installed
-from fsdpcheck.simulation.here import require_rank
+from fsdpcheck.comparison.precision.entry import in_arithmetic
+from fsdpcheck.simulation.current_rank import require_rank
 from fsdpcheck.simulation.programs.script import Script, of_file
 from fsdpcheck.simulation.simulate import Options, simulate_script
 

@@ -14,7 +14,7 @@ from fsdpcheck.findings.tokens import decode
 from fsdpcheck.report import colour
 from fsdpcheck.report import faults as report
 from fsdpcheck.report.page import faults as page
-from fsdpcheck.studies.faults import planted
+from fsdpcheck.studies.faults import origins
 from fsdpcheck.studies.faults.matrix import OUTCOMES, Matrix, Row, counts
 
 ADAPTER = Path(__file__).parents[3] / "docs" / "examples" / "data_parallel.py"
@@ -88,7 +88,7 @@ def own(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def rows(own: Path) -> dict[str, Row]:
     matrix = Matrix("training.plain", cases=3, world_sizes=(2,))
     try:
-        found = planted.of_module(str(own / "own.py"), "*", [f"{own / 'dp.py'}:adapter"])
+        found = origins.of_module(str(own / "own.py"), "*", [f"{own / 'dp.py'}:adapter"])
         return {one.name: matrix.row(one) for one in found}
     finally:
         matrix.engine.close()
@@ -119,7 +119,7 @@ def test_a_kill_has_a_token_that_replays_it(rows: dict[str, Row]) -> None:
 
 def test_what_a_law_cannot_see_survives(own: Path) -> None:
     """The fault takes effect, and the law looks at collectives alone."""
-    (fault,) = planted.of_module(str(own / "own.py"), "doubled", [f"{own / 'dp.py'}:adapter"])
+    (fault,) = origins.of_module(str(own / "own.py"), "doubled", [f"{own / 'dp.py'}:adapter"])
     row = Matrix("collectives.plain", cases=3, world_sizes=(2,)).row(fault)
     assert (row.outcome, row.laws, row.cases) == ("survived", 1, 3)
 
@@ -127,7 +127,7 @@ def test_what_a_law_cannot_see_survives(own: Path) -> None:
 def test_a_law_that_breaks_without_the_fault_kills_nothing(own: Path) -> None:
     (own / "wrong.py").write_text(ADAPTER.read_text().replace("/= self.setup.world_size", "/= 1.0"))
     row = Matrix("training.plain", cases=3, world_sizes=(2,)).row(
-        planted.of_module(str(own / "own.py"), "the_same", [f"{own / 'wrong.py'}:adapter"])[0]
+        origins.of_module(str(own / "own.py"), "the_same", [f"{own / 'wrong.py'}:adapter"])[0]
     )
     assert row.kills == ()
 
@@ -142,13 +142,13 @@ def test_a_law_that_ends_in_an_error_without_the_fault_kills_nothing(own: Path, 
             f"        return None if {breaks == 'always'} or dist.all_reduce.__name__ == 'called' else shown",
         )
     )
-    (fault,) = planted.of_module(str(own / "own.py"), "the_same", [f"{own / f'{breaks}.py'}:adapter"])
+    (fault,) = origins.of_module(str(own / "own.py"), "the_same", [f"{own / f'{breaks}.py'}:adapter"])
     row = Matrix("training.plain", cases=3, world_sizes=(2,)).row(fault)
     assert row.outcome == outcome, row
 
 
 def test_every_law_is_asked_where_all_are_wanted(engine: SimulatedEngine) -> None:
-    fault = planted.of_the_reference("complete_norms_summed")
+    fault = origins.of_the_reference("complete_norms_summed")
     chosen = {"cases": 4, "world_sizes": (2,), "engine": engine}
     first, every = Matrix("norms.*", **chosen).row(fault[0]), Matrix("norms.*", every=True, **chosen).row(fault[0])
     assert len(first.kills) == 1 < len(every.kills)
@@ -157,11 +157,11 @@ def test_every_law_is_asked_where_all_are_wanted(engine: SimulatedEngine) -> Non
 
 
 def test_pairs_are_drawn_and_both_in_place() -> None:
-    found = planted.of_the_reference("*norm*")
-    drawn = planted.pairs(found, 5, 1)
+    found = origins.of_the_reference("*norm*")
+    drawn = origins.pairs(found, 5, 1)
     assert len({one.name for one in drawn}) == 5
     assert all(len(one.installs) == 2 and one.adapters for one in drawn)
-    assert [one.name for one in drawn] != [one.name for one in planted.pairs(found, 5, 2)]
+    assert [one.name for one in drawn] != [one.name for one in origins.pairs(found, 5, 2)]
 
 
 def test_reports_tell_all_outcomes_and_escape() -> None:
@@ -276,4 +276,4 @@ def test_a_module_without_faults_or_words_is_told(own: Path) -> None:
     ):
         (own / f"{name}.py").write_text(text)
         with pytest.raises(UsageError, match=says):
-            planted.of_module(str(own / f"{name}.py"), "*", [adapter])
+            origins.of_module(str(own / f"{name}.py"), "*", [adapter])

@@ -6,7 +6,7 @@ from fsdpcheck.execution import Execution, Failure, RankResult, RankState, RunRe
 from fsdpcheck.execution.deadlock import Blocked, Finished, explain
 from fsdpcheck.execution.trace import Collective
 from fsdpcheck.findings.ranks import RANKS, RankStood
-from fsdpcheck.judging import stood
+from fsdpcheck.judging import standings
 from tests.common.sessions import CASE
 
 
@@ -24,7 +24,7 @@ def test_a_blocked_rank_says_in_what_and_for_whom() -> None:
     first, second = _call(0), _call(1, "barrier")
     traces = [(first,), (), (first, second)]
     states = {0: Blocked(0, first, "train.py:7"), 1: Finished(1), 2: Blocked(2, first, "train.py:9")}
-    found = stood.ranks(_execution(traces, explain(states, dict(enumerate(traces)))))
+    found = standings.ranks(_execution(traces, explain(states, dict(enumerate(traces)))))
     assert [(one.rank, one.state, one.waits_for, one.where) for one in found] == [
         (0, "blocked", (1,), "train.py:7"),
         (1, "finished", (), ""),
@@ -35,14 +35,14 @@ def test_a_blocked_rank_says_in_what_and_for_whom() -> None:
 
 
 def test_of_wrong_values_every_rank_finished() -> None:
-    found = stood.ranks(_execution([(_call(0),)] * 3, None))
+    found = standings.ranks(_execution([(_call(0),)] * 3, None))
     assert {(one.state, len(one.calls), one.blocked_in) for one in found} == {("finished", 1, "")}
     assert len({one.calls[0].key for one in found}) == 1
-    assert len(stood.ranks(_execution([()] * 40, None))) == RANKS
+    assert len(standings.ranks(_execution([()] * 40, None))) == RANKS
 
 
 def test_what_cannot_be_told_is_left_away() -> None:
-    assert stood.ranks(None) == ()
-    assert stood.ranks(_execution([(None,)], None)) == ()  # type: ignore[list-item]
+    assert standings.ranks(None) == ()
+    assert standings.ranks(_execution([(None,)], None)) == ()  # type: ignore[list-item]
     failure = Failure("raised", "rank 0 raised", (RankState(0, "raised", where="train.py:3"),))
-    assert stood.ranks(_execution([()], failure)) == (RankStood(0, "raised", where="train.py:3"),)
+    assert standings.ranks(_execution([()], failure)) == (RankStood(0, "raised", where="train.py:3"),)

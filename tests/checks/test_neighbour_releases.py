@@ -12,7 +12,7 @@ from fsdpcheck import oracle
 from fsdpcheck.adapters.contract import FactorRule, Features
 from fsdpcheck.case import BatchLayout, LayerSpec, MeshSpec, ModelSpec, StepSpec, TrainingCase, Trait
 from fsdpcheck.checks.invariance import Side
-from fsdpcheck.checks.replayed import assert_replayed, releases_of
+from fsdpcheck.checks.neighbour_releases import assert_replayed, releases_of
 from fsdpcheck.errors import NotApplicable
 from fsdpcheck.execution import Execution
 from fsdpcheck.execution.releases import Release

@@ -21,7 +21,7 @@ from fsdpcheck.compat import frames_private, groups_private
 from fsdpcheck.compat.torch_private import replaced
 from fsdpcheck.errors import NotSupported, explain
 from fsdpcheck.simulation import globals as of_processes
-from fsdpcheck.simulation.here import current_rank
+from fsdpcheck.simulation.current_rank import current_rank
 
 _SHARED: Final = ("multiprocessing.", "torch.multiprocessing.")
 """Modules of what processes share: queues, pipes, locks, values."""

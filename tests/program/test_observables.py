@@ -16,7 +16,7 @@ from fsdpcheck.case import LayerSpec, MeshSpec, ModelSpec, TrainingCase
 from fsdpcheck.engines._simulated.in_process import InProcessEngine
 from fsdpcheck.errors import AdapterError
 from fsdpcheck.execution import Execution, RankResult, RunRequest
-from fsdpcheck.program.shown import Showing, companions
+from fsdpcheck.program.observables import Showing, companions
 
 Program = Callable[[RunRequest, int, torch.device, RankResult], None]
 

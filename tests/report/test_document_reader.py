@@ -17,7 +17,7 @@ from fsdpcheck.case import Trait
 from fsdpcheck.errors import UsageError, reading
 from fsdpcheck.findings.ranks import CALLS, LONGEST, RankStood
 from fsdpcheck.findings.verdict import Finding, Verdict
-from fsdpcheck.report import document, kept
+from fsdpcheck.report import document, document_reader
 from fsdpcheck.report.chapters import headline
 from fsdpcheck.report.forms import markdown
 from fsdpcheck.report.page import page
@@ -47,7 +47,7 @@ def ledger() -> Ledger:
 def test_a_document_is_valid_and_is_read_back_unchanged(made: Callable[[], Ledger]) -> None:
     data = written(made())
     assert [error.message for error in VALID.iter_errors(data)] == []
-    assert written(kept.ledger(data)) == data
+    assert written(document_reader.ledger(data)) == data
 
 
 def test_the_schema_is_a_schema_of_this_version_and_names_every_key() -> None:
@@ -65,7 +65,7 @@ def test_a_part_of_a_session_is_refused_and_says_how_to_merge() -> None:
     found = sessions.mixed()
     found.plan = replace(found.plan, shard=(2, 3))
     with pytest.raises(reading.Unreadable, match=r"part 2 of 3 of a session.*fsdpcheck merge"):
-        kept.ledger(written(found))
+        document_reader.ledger(written(found))
 
 
 def _without(name: str) -> Callable[[Any], None]:
@@ -94,7 +94,7 @@ def test_what_is_no_document_is_refused_by_the_reader_and_by_the_schema(name: st
     change(data)
     (tmp_path / "report.json").write_text(json.dumps(data))
     with pytest.raises(UsageError, match="is no report of a session") as refused:
-        kept.read(tmp_path / "report.json")
+        document_reader.read(tmp_path / "report.json")
     assert said in str(refused.value)
     assert (name == "a strange time") == VALID.is_valid(data), "which the schema says in words alone"
 
@@ -119,11 +119,11 @@ EDITED = {
 def test_what_was_edited_is_refused(name: str, ledger: Ledger, tmp_path: Path) -> None:
     change, said = EDITED[name]
     data = written(ledger)
-    assert written(kept.ledger(data)) == data
+    assert written(document_reader.ledger(data)) == data
     change(data)
     (tmp_path / "report.json").write_text(json.dumps(data))
     with pytest.raises(UsageError) as refused:
-        kept.read(tmp_path / "report.json")
+        document_reader.read(tmp_path / "report.json")
     assert said in str(refused.value)
 
 
@@ -131,9 +131,9 @@ def test_what_was_edited_is_refused(name: str, ledger: Ledger, tmp_path: Path) -
 def test_what_is_no_json_is_one_line(text: str, tmp_path: Path) -> None:
     (tmp_path / "report.json").write_text(text)
     with pytest.raises(UsageError, match="is no report of a session"):
-        kept.read(tmp_path / "report.json")
+        document_reader.read(tmp_path / "report.json")
     with pytest.raises(UsageError, match="is no measurement of power"):
-        kept.power(tmp_path / "report.json")
+        document_reader.power(tmp_path / "report.json")
 
 
 def test_what_a_finding_keeps_of_ranks_is_bounded() -> None:

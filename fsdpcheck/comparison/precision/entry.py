@@ -16,9 +16,9 @@ from fsdpcheck.comparison.precision import choices, notes, randomness
 from fsdpcheck.comparison.precision.arithmetic import Arithmetic
 from fsdpcheck.comparison.precision.choices import Choices
 from fsdpcheck.comparison.precision.exactness import Exactness
+from fsdpcheck.comparison.precision.higher_precision import Raised
 from fsdpcheck.comparison.precision.noise import Noise
 from fsdpcheck.comparison.precision.operators import Operator, operator
-from fsdpcheck.comparison.precision.raised import Raised
 from fsdpcheck.comparison.precision.tables import SCALER
 from fsdpcheck.compat import tensors_private
 from fsdpcheck.compat.dispatch_private import undispatched
@@ -92,7 +92,7 @@ class ArithmeticMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
             if known.rounding == "draw":
                 self._exactness.drawn(known, args, kwargs, result)
             elif known.base in SCALER:
-                self._exactness.end(known.name)  # raised.py calls it by itself
+                self._exactness.end(known.name)  # higher_precision.py calls it by itself
         return result
 
     @classmethod

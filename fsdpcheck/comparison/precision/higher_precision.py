@@ -10,10 +10,10 @@ import torch
 from torch import Tensor
 
 from fsdpcheck.comparison.precision import exactness
-from fsdpcheck.comparison.precision.drawn import drawn
 from fsdpcheck.comparison.precision.notes import is_casting_module, note
 from fsdpcheck.comparison.precision.operators import WIDE, Operator
 from fsdpcheck.comparison.precision.own_types import OwnTypes
+from fsdpcheck.comparison.precision.random_draws import drawn
 from fsdpcheck.comparison.precision.tables import SCALER
 
 Call = Callable[[Operator, tuple[Any, ...], dict[str, Any]], Any]
