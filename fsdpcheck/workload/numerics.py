@@ -31,7 +31,7 @@ def of(case: Case) -> Iterator[None]:
         if isinstance(case, TrainingCase):
             if "surrogates" in case.requires():
                 stack.enter_context(surrogates.installed(grids_of(case)))
-            stack.enter_context(_switched(tf32=case.arithmetic.compute == "tf32"))
+            stack.enter_context(switched(case))
         yield
 
 
@@ -57,8 +57,12 @@ the 24 that are proved."""
 
 
 @contextmanager
-def _switched(tf32: bool) -> Iterator[None]:
-    """Every switch off, but for TF32 where a case asks for it; as they were afterwards."""
+def switched(case: Case) -> Iterator[None]:
+    """Every switch off, but for TF32 where a case asks for it; as they were afterwards.
+
+    One that somebody else has changed meanwhile stays: engines open this outside of what compares and names such.
+    """
+    tf32 = isinstance(case, TrainingCase) and case.arithmetic.compute == "tf32"
     before = [getattr(owner, name) for _, owner, name in SWITCHES]
     for _, owner, name in SWITCHES:
         setattr(owner, name, tf32 and name == "allow_tf32")
@@ -66,7 +70,8 @@ def _switched(tf32: bool) -> Iterator[None]:
         yield
     finally:
         for (_, owner, name), value in zip(SWITCHES, before, strict=True):
-            setattr(owner, name, value)
+            if getattr(owner, name) == (tf32 and name == "allow_tf32"):
+                setattr(owner, name, value)
 
 
 def switches() -> dict[str, bool]:

@@ -120,4 +120,4 @@ def test_the_table_has_every_program_and_each_says_what_it_is_about() -> None:
         assert number in text, f"{path.name} does not name its source, {NAMES[name].source}"
     for program in TABLE.PROGRAMS:
         assert program.category in TABLE.CATEGORIES
-        assert set(program.observables) <= set(program.ranks[1:])
+        assert set(program.shown) <= set(program.ranks[1:])

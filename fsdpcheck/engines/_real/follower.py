@@ -131,6 +131,7 @@ def follow(request: RunRequest, run: int, world: World, device: torch.device) ->
     torch_private.quiet_meta_kernels()
     try:
         with ExitStack() as stack:
+            stack.enter_context(numerics.switched(request.case))
             kept = stack.enter_context(process_state.Kept(imports.patches(request)))
             stack.enter_context(poison.of_ranks(request.memory))
             own = RankGlobals(

@@ -91,6 +91,7 @@ class InProcessEngine:
         try:
             with ExitStack() as stack:
                 stack.enter_context(_quiet_collector(self._sweep))
+                stack.enter_context(numerics.switched(request.case))
                 kept = stack.enter_context(process_state.Kept(own, world_size))
                 stack.enter_context(poison.of_ranks(request.memory))
                 stack.enter_context(numerics.of(request.case))
