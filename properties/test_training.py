@@ -99,8 +99,9 @@ def test_a_weight_of_two_units_is_refused_or_trained_as_one(case: TrainingCase, 
 def test_what_is_thawed_between_steps_is_trained(case: TrainingCase, run: Run) -> None:
     """A layer that is frozen in the first step and thawed behind it is trained as on a single device, or refused.
 
-    The optimizer has its parameters from the beginning. In each drawn case the first layer is frozen so.
-    Not seen: the reason of what is raised; what is frozen later, or thawed within a step; private training.
+    The optimizer has its parameters from the beginning. In each drawn case the first layer is frozen so; in a
+    share of them it is frozen again behind the second step, and from then on neither moments nor weight decay move it.
+    Not seen: the reason of what is raised; what is frozen or thawed within a step; private training.
     Source: pytorch#104148, pytorch#105371, Lightning#20340: gradual unfreezing (arXiv:1801.06146).
     """
     assert_refused_or_trained(lambda one: (run(one), run.answer(one)), case, THAWED)

@@ -7,7 +7,7 @@ promise, feature, moment and observable means stands in ``vocabulary``; `fsdpche
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol
 
@@ -360,6 +360,12 @@ class Observed(Trainer, Protocol):
         """For "thawing": set ``requires_grad`` of all of the model's parameters, between two steps, as its user would.
 
         Raises where the implementation refuses that, on every rank alike; it may as well refuse the step behind it.
+        """
+
+    def freeze(self, names: Collection[str]) -> None:
+        """For "thawing": unset ``requires_grad`` of the parameters of these canonical names, as ``thaw`` sets it.
+
+        From then on no optimizer moves them, whatever state it has of them, nor by weight decay.
         """
 
     def accounted(self) -> Sequence[tuple[float, float, int]]:

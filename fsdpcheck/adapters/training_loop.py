@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Final, cast
 
@@ -158,10 +158,20 @@ class TrainingLoop:
 
     def thaw(self) -> None:
         """See ``Observed.thaw``. What ``fully_shard`` keeps gathered is freed before, see ``fully_shard:thawing``."""
+        self._free()
+        self.model.requires_grad_()
+
+    def freeze(self, names: Collection[str]) -> None:
+        """See ``Observed.freeze``."""
+        self._free()
+        for name, parameter in self.named.named_parameters():
+            if name in names:
+                parameter.requires_grad_(False)
+
+    def _free(self) -> None:
         for module in self.model.modules():
             if callable(reshard := getattr(module, "reshard", None)):
                 reshard()
-        self.model.requires_grad_()
 
     def parameters(self) -> Mapping[str, Tensor | Part]:
         """See ``Trainer.parameters``."""

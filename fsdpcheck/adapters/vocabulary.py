@@ -233,8 +233,8 @@ PROMISES: Final[Mapping[Promise, PromiseRow]] = {
         trains=False,
     ),
     "thawing": PromiseRow(
-        "A parameter that is frozen at first and thawed between two steps is trained from then on, or that is refused"
-        " (Observed.thaw)."
+        "A parameter that is frozen at first and thawed between two steps is trained from then on, and no more once it"
+        " is frozen again, or that is refused (Observed.thaw, Observed.freeze)."
     ),
     **{
         cast(Promise, f"features.{use}"): PromiseRow(f'A plain step is the same bits with "{use}" in use: {words}.')

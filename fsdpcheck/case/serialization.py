@@ -33,6 +33,7 @@ _LATER: dict[str, dict[str, Any]] = {
         "evaluates": "no",
         "rebuilds": False,
         "thaws": False,
+        "refreezes": False,
         "unequal": False,
     },
     "OptimizerSpec": {"groups": "one"},

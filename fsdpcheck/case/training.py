@@ -146,7 +146,7 @@ class StepSpec:
     of torch.
     ``rebuilds``: before the training another model of the same kind is built, makes one step and is dropped.
     ``thaws``: behind the first step every frozen parameter is thawed (``requires_grad``), and trained from then on by
-    the optimizer that has it from the beginning.
+    the optimizer that has it from the beginning. ``refreezes``: behind the second step these are frozen again.
     ``unequal``: every other rank with samples of its own, the first or the second of them by the seed, has one
     micro-batch fewer; gradients are reduced after each rank's last.
     "cross_entropy" is the softmax cross-entropy, summed over positions, against classes read off the targets.
@@ -170,6 +170,7 @@ class StepSpec:
     evaluates: Evaluation = "no"
     rebuilds: bool = False
     thaws: bool = False
+    refreezes: bool = False
     unequal: bool = False
 
     @property

@@ -152,6 +152,7 @@ def _step_traits(case: TrainingCase) -> Iterator[Trait]:
         "rebuilt": step.rebuilds,
         "parameter-groups": step.optimizer.groups != "one",
         "thawed": step.thaws,
+        "frozen-again": step.refreezes,
         "unequal-micro-batches": step.unequal,
     }
     yield from (trait for trait, holds in facts.items() if holds)

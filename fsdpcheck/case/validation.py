@@ -233,6 +233,8 @@ def _validate_step(case: TrainingCase) -> None:
         refuse(
             "step.thaws", True, "several steps of plain training of a drawn model", "take two steps, or thaw nothing"
         )
+    if step.refreezes and (not step.thaws or step.steps < 3):
+        refuse("step.refreezes", True, "three steps or more, and thaws", "thaw, or freeze nothing")
     if step.unequal and (step.micro_batches == 1 or step.sync_every or world == 1 or case.layout.kind in _COPIED):
         wanted = "several micro-batches, reduced after the last, of several ranks with samples of their own"
         refuse("step.unequal", True, wanted, "or give all ranks as many")

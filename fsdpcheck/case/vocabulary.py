@@ -15,7 +15,7 @@ Trait = Literal[
     "surrogates", "real", "adam", "schedule", "resume", "premultiply", "per-layer-clipping", "own-layers",
     "bfloat16", "tf32", "fractional-normaliser", "routed", "routed-private", "routed-alone", "reused",
     "reused-private", "evaluation", "inference-mode", "rebuilt", "parameter-groups", "one-row", "one-row-private",
-    "tied-apart", "thawed", "spelled-out-private", "unequal-micro-batches", "matrix-optimizer",
+    "tied-apart", "thawed", "frozen-again", "spelled-out-private", "unequal-micro-batches", "matrix-optimizer",
 ]  # fmt: skip
 """A key of TRAITS; ``Case.requires()`` gives a case's set, and ``Features.accepts`` must cover it."""
 
@@ -111,6 +111,7 @@ TRAITS: Final[Mapping[Trait, TraitRow]] = {
                                 low_precision="none"),
     "tied-apart": TraitRow("layers of two sharding units that share one weight"),
     "thawed": TraitRow("frozen parameters that are trained from the second step on", ("Observed.thaw",)),
+    "frozen-again": TraitRow("what is thawed is frozen again from the third step on", ("Observed.freeze",)),
     "spelled-out-private": TraitRow("a user's layer that spells out roots, cosines, shares or top-k, under"
                                     " per-sample clipping on a grid: its forward is run again, and no formula of its"
                                     " own is known of it", own=True, low_precision="none"),

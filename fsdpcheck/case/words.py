@@ -104,6 +104,7 @@ def _describe_step(case: TrainingCase) -> str:
         count += f", each behind an evaluation in {step.evaluates}"
     count += ", after another model's" * step.rebuilds
     count += ", all that is frozen thawed behind the first" * step.thaws
+    count += ", and frozen again behind the second" * step.refreezes
     own = case.model.own
     kind = own.loss if own is not None and own.loss else step.loss
     loss = f"{kind} loss, {step.reduction} over samples, normaliser {step.normaliser}"

@@ -36,8 +36,9 @@ TIED_APART: Final = Doubtful(
     "each unit keeps a parameter of its own of a weight that two share: refuse it, or give it to a unit around both",
 )
 THAWED: Final = Doubtful(
-    lambda case: replace(case, step=replace(case.step, thaws=False)),
-    "what is thawed behind the first step is treated as before: look at requires_grad in each step, or refuse",
+    lambda case: replace(case, step=replace(case.step, thaws=False, refreezes=False)),
+    "what is thawed behind the first step is treated as before, or what is frozen again behind the second: look at"
+    " requires_grad in each step, or refuse",
 )
 ONE_ROW: Final = Doubtful(
     lambda case: replace(

@@ -171,6 +171,7 @@ class _SingleDevice:
         self.parameters = {name: nn.Parameter(value) for name, value in models.initial_parameters(case).items()}
         self.model = models.wide(case)
         self.trained = self._trained()
+        self.frozen = self.parameters.keys() - self.trained.keys()
         self.instruments = clip_groups.instruments(case)
         self.loss = models.loss_for(case)
         self.inputs = batches.inputs(case)
@@ -183,10 +184,16 @@ class _SingleDevice:
         """Those that are trained now, by name."""
         return {name: p for name, p in self.model.named_parameters() if p.requires_grad}
 
+    def _change_what_is_trained(self, again: bool) -> None:
+        """Thaw everything; ``again``: but what was frozen at first, whose gradients go, as ``zero_grad`` lets them."""
+        for name, parameter in self.model.named_parameters():
+            parameter.requires_grad_(not again or name not in self.frozen)
+            self.parameters[name].grad = None
+        self.trained = self._trained()
+
     def step(self, k: int) -> StepAnswer:
         if k and self.case.step.thaws:
-            self.model.requires_grad_()
-            self.trained = self._trained()
+            self._change_what_is_trained(again=k > 1 and self.case.step.refreezes)
         self._load()
         batch = sorted(batches.logical_batch(self.case, k).items())
         samples = tuple(index for index, _ in batch)

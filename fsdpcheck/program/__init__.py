@@ -88,6 +88,8 @@ def _train(
         outputs = _evaluated(case.step.evaluates, trainer, showing, _on(device, batch))
         if step == 1 and case.step.thaws:
             cast(Observed, trainer).thaw()
+        if step == 2 and case.step.refreezes:
+            cast(Observed, trainer).freeze(models.frozen(case))
         with nonfinite_samples.refusal(request, result, lambda trainer=trainer: _held(trainer, made)):  # type: ignore[misc]
             _take(trainer, _on(device, batch), watch)
         unseen = request.late and step < case.step.steps - 1

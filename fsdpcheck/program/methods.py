@@ -16,4 +16,5 @@ def methods_for(request: RunRequest) -> Iterator[str]:
     yield from filter(None, (probe.load(name).calls for name in request.probes))
     yield from ["evaluate"] * (getattr(getattr(request.case, "step", None), "evaluates", "no") != "no")
     yield from ["thaw"] * getattr(getattr(request.case, "step", None), "thaws", False)
+    yield from ["freeze"] * getattr(getattr(request.case, "step", None), "refreezes", False)
     yield from ["save"] * bool(request.save_to) + ["load"] * bool(request.load_from)

@@ -109,6 +109,7 @@ def _against(token: Token, case: TrainingCase) -> Iterator[str]:
         "an optimizer of whole matrices": step.optimizer.kind == "newton_schulz",
         "a model trained before": step.rebuilds,
         "parameters that are thawed": step.thaws,
+        "parameters that are frozen again": step.refreezes,
         "unequal numbers of micro-batches": step.unequal,
         "an optimizer of two groups, or whose rate changes": (step.optimizer.groups, step.optimizer.schedule)
         != ("one", "constant"),

@@ -90,13 +90,17 @@ def _evaluated_in(case: TrainingCase, context: Evaluation) -> TrainingCase:
 
 
 def _thawed(case: TrainingCase, features: Features) -> TrainingCase | None:
-    """Its first layer that shares no weight is frozen in the first step and thawed behind it; None if all share one."""
+    """Its first layer that shares no weight is frozen in the first step and thawed behind it; None if all share one.
+
+    In a share of the cases, all in which parameters are rounded between steps, it is frozen again behind the second.
+    """
     layers = list(case.model.layers)
     place = next((n for n in range(len(layers)) if n not in (case.model.tied or ())), None)
     if place is None:
         return None
     layers[place] = replace(layers[place], frozen="all" if layers[place].bias else "weight")
-    step = replace(case.step, steps=case.step.steps + 1, thaws=True)
+    again = case.arithmetic.project or bool(case.seed % 2)
+    step = replace(case.step, steps=case.step.steps + 1 + again, thaws=True, refreezes=again)
     return replace(case, model=replace(case.model, layers=tuple(layers)), step=step)
 
 

@@ -32,7 +32,7 @@ _DEMANDED: dict[Adjustment, frozenset[Trait]] = {
     "unequal micro-batches": frozenset({"unequal-micro-batches", "micro-batches", "no-sync"}),
 }
 _ADDED: dict[Adjustment, frozenset[Trait]] = {
-    "thawed": frozenset({"thawed"}),
+    "thawed": frozenset({"thawed", "frozen-again"}),
     "tied apart": frozenset({"tied-apart"}),
     "one row": frozenset({"one-row-private"}),
 }

@@ -208,6 +208,11 @@ def _instrument(case: TrainingCase, value: Tensor) -> nn.Linear:
     return made
 
 
+def frozen(case: TrainingCase) -> frozenset[str]:
+    """Canonical names of the parameters that are not trained in the first step."""
+    return frozenset(name for name, parameter in build(case).named_parameters() if not parameter.requires_grad)
+
+
 def initial_parameters(case: TrainingCase) -> dict[str, Tensor]:
     """Parameters before the first step by canonical name, in [-weights, weights], in the case's dtype.
 

@@ -170,6 +170,26 @@ def thawed_parameters_stay_frozen(original: Function, hit: Hit) -> Function:
 
 
 @fault(
+    "torch.optim.optimizer:Optimizer.zero_grad",
+    "gradients that are zero and not gone, which move what is frozen, https://github.com/neuralmagic/sparseml/pull/966",
+    "training.thawed",
+    cause="frozen .*trained all the same",
+    subject="fully_shard",
+)
+def gradients_of_the_frozen_are_zeros(original: Function, hit: Hit) -> Function:
+    """Gradients are set to zero in place of None: what is frozen again is moved by its moments and by weight decay."""
+
+    def planted(self: Any, set_to_none: bool = True) -> None:
+        original(self, set_to_none=False)
+        if any(
+            one.grad is not None and not one.requires_grad for group in self.param_groups for one in group["params"]
+        ):
+            hit()
+
+    return planted
+
+
+@fault(
     "torch.optim.adam:adam",
     "one count of steps for parameters of other histories, https://github.com/deepspeedai/DeepSpeed/pull/8471",
     "training.steps-counted",

@@ -111,6 +111,7 @@ NEEDED: list[tuple[Trait, TrainingCase]] = [
     ("rebuilt", replace(SMALLEST, step=StepSpec(rebuilds=True))),
     ("parameter-groups", replace(SMALLEST, step=StepSpec(optimizer=OptimizerSpec(groups="vectors apart")))),
     ("thawed", replace(SMALLEST, step=StepSpec(steps=2, thaws=True))),
+    ("frozen-again", replace(SMALLEST, step=StepSpec(steps=3, thaws=True, refreezes=True))),
     ("spelled-out-private", private(SPELLED_OUT)),
     ("unequal-micro-batches", UNEQUAL),
 ]

@@ -64,6 +64,8 @@ REFUSED: list[tuple[str, dict[str, Any]]] = [
     ("step.unequal: got True", {"step": StepSpec(micro_batches=2, unequal=True)}),
     ("step.unequal: got True", {"step": StepSpec(sync_every=False, unequal=True)}),
     ("step.thaws: got True", {"step": StepSpec(thaws=True)}),
+    ("step.refreezes: got True", {"step": StepSpec(steps=3, refreezes=True)}),
+    ("step.refreezes: got True", {"step": StepSpec(steps=2, thaws=True, refreezes=True)}),
     ("step.thaws: got True", {"step": StepSpec(steps=2, clipping="exact", thaws=True)}),
     (
         "step.clip_groups: got 'units'",

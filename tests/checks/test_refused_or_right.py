@@ -73,4 +73,6 @@ def test_each_case_is_had_without_what_may_be_refused() -> None:
     assert "one-row" in case.requires()
     assert "one-row" not in ONE_ROW.without(case).requires()
     assert CASE.requires() - THAWED.without(CASE).requires() == {"thawed"}
+    again = replace(CASE, step=replace(CASE.step, steps=3, refreezes=True))
+    assert again.requires() - THAWED.without(again).requires() == {"thawed", "frozen-again"}
     assert refused_or_right.ONE_ROW.cause == ""

@@ -98,6 +98,21 @@ def test_what_is_thawed_behind_the_first_step_is_trained_with_a_state_that_begin
         project_(model.parameters(), case)
 
 
+def test_what_is_frozen_again_behind_the_second_step_stands_still() -> None:
+    """As on a device that lets gradients go: neither moments nor weight decay move it, and what is trained goes on."""
+    optimizer = OptimizerSpec("adamw", 3, weight_decay=0.25)
+    step = replace(SMALL.step, steps=4, optimizer=optimizer, thaws=True, refreezes=True)
+    case = replace(SMALL, model=MODELS["frozen"], step=step)
+    answer, thawed = oracle.answer(case), oracle.answer(replace(case, step=replace(step, refreezes=False)))
+    frozen = models.frozen(case)
+    assert frozen
+    for k, wanted in enumerate(answer.steps):
+        moved = {name for name, value in wanted.before.items() if not torch.equal(value, wanted.after[name])}
+        assert (bool(moved & frozen), frozen <= wanted.gradients.keys()) == (k == 1, k == 1)
+        assert moved - frozen
+    assert all(torch.equal(answer.steps[1].after[name], value) for name, value in thawed.steps[1].after.items())
+
+
 @pytest.mark.parametrize("schedule", ["constant", "halving"])
 def test_one_update_is_that_of_its_step(schedule: Schedule) -> None:
     """SGD has no state, so every step of a training is one update by itself, with the step's learning rate."""

@@ -6,7 +6,7 @@ What it is kept clear of, and what is promised of it and why not, is in fsdp1.py
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 
 import torch
 from torch import Tensor, nn
@@ -31,6 +31,11 @@ class Loop(TrainingLoop):
     def parameters(self) -> dict[str, Tensor]:
         with FullyShardedDataParallel.summon_full_params(self.model, writeback=False):
             return {canonical(name): value.detach().clone() for name, value in self.model.named_parameters()}
+
+    def freeze(self, names: Collection[str]) -> None:
+        for name, parameter in self.model.named_parameters():
+            if canonical(name) in names:
+                parameter.requires_grad_(False)
 
     def gradients(self) -> dict[str, Tensor | None]:
         with FullyShardedDataParallel.summon_full_params(self.model, writeback=False, with_grads=True):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Literal
 
@@ -90,6 +90,10 @@ class ReferenceTrainer:
     def thaw(self) -> None:
         for parameter in self.impl.model.module.parameters():
             parameter.requires_grad_()
+
+    def freeze(self, names: Collection[str]) -> None:
+        for name in names:
+            self.impl.model.module.get_parameter(name).requires_grad_(False)
 
     def parameters(self) -> dict[str, Tensor]:
         return self.impl.model.full_values()
