@@ -151,7 +151,6 @@ def test_every_command_that_is_shown_is_parsed_and_names_what_exists() -> None:
         "gpus.md",
         "laws.md",
         "traces.md",
-        "laws.md",
         "help",
     }
     assert len(shown) > 30
