@@ -12,7 +12,7 @@ import torch.distributed as dist
 
 from fsdpcheck.execution import RankResult
 from fsdpcheck.simulation.streams import OnGpu, OnHost
-from tests.simulation.simulator import Simulator, keep
+from tests.simulation.simulator import Simulator, failure_of, keep
 
 Clock = dict[int, int]
 
@@ -146,3 +146,24 @@ def test_each_rank_has_a_stream_of_its_own_in_all_runs(simulate: Simulator) -> N
     assert numbers[0] == numbers[1]
     assert len(set(numbers[0])) == 3
     assert -1 not in numbers[0]
+
+
+def test_what_a_backend_keeps_of_a_message_comes_after_what_its_sender_had_queued(simulate: Simulator) -> None:
+    """Each rank of a ring sends before it receives, which no backend without buffers gets through, as is told."""
+    cuda, known, queued = PlayedCuda(), dict[int, Clock](), dict[int, tuple[int, int]]()
+
+    def body(rank: int, size: int, result: RankResult) -> None:
+        queued[rank] = cuda.current_stream().number, cuda.current_stream().queue()
+        dist.send(torch.ones(2), (rank + 1) % size)
+        dist.recv(torch.empty(2), (rank - 1) % size)
+        known[rank] = dict(cuda.current_stream().clock)
+
+    before, simulate.engine._streams = simulate.engine._streams, OnGpu(cuda)
+    try:
+        execution = simulate(body, 3)
+    finally:
+        simulate.engine._streams = before
+    assert failure_of(execution, "unsafe")
+    for rank in range(3):
+        number, time = queued[(rank - 1) % 3]
+        assert known[rank].get(number, 0) >= time
