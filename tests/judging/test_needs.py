@@ -40,7 +40,6 @@ def _judged(engine: SimulatedEngine, parts: str) -> Verdict:
         ("package_on_rank_0", "No module named 'no_such_package_of_kernels'"),
         ("without_ninja", "the compiler or build tool"),
         ("without_compiler", "the compiler or build tool"),
-        ("fsdp1", "--adapter fsdp1"),
         ("renamed", "no parameter of this name"),
     ],
 )
