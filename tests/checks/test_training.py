@@ -199,7 +199,9 @@ def test_ranks_must_agree_on_gradients_and_global_norms() -> None:
 
 def test_padding_must_be_zero_and_seen() -> None:
     made = execution(PLAIN)
-    with pytest.raises(UsageError, match=r"next: run it with the probe fsdpcheck\.program\.probes\.observables:padding"):
+    with pytest.raises(
+        UsageError, match=r"next: run it with the probe fsdpcheck\.program\.probes\.observables:padding"
+    ):
         assert_padding_zero(made)
     for result in made.ranks:
         result.observations = [
