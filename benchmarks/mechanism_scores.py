@@ -6,7 +6,7 @@ Of each finding, read by script alone from a row of the record:
   ("right"), another, or none is printed.
 - *window*: a printed line (``place``, ``stage``, ``lines``; no further frames of a traceback) is one of a function that
   the mechanism alters ("inside"), none is ("outside"), or no line is printed ("absent"). How many functions are printed
-  is told beside it: of a window that holds them all nothing would follow.
+  is counted beside it: of a window that holds them all nothing would follow.
 - *cause*: "absent" without one. Else which quantities it names is read off by ``NAMED``; of one that names none, such
   as "it is 4 times the right one", the finding's "what" is read before it. It is "WRONG" if it contradicts the expected
   one: if every quantity that it names is one that a step has *before* the expected one, and so is right; or if it has

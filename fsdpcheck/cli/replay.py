@@ -90,7 +90,9 @@ def replay_command(options: argparse.Namespace) -> int:
 
 
 def _kind(options: argparse.Namespace, known: str) -> str:
-    """The kind of ranks that is asked for; where nothing is said of it, what comes next to ``known``, a token's."""
+    """The kind of ranks that is asked for; what is not said of it is as in ``known``, a token's."""
+    again = metal.that_replays(known)
     if options.engine is None and options.device == "cpu" and options.backend is None:
-        return metal.that_replays(known)
-    return metal.kind_of(options.engine or "processes", options.device, options.backend)
+        return again
+    engine = options.engine or ("processes" if options.backend else metal.KINDS[again].engine)
+    return metal.kind_of(engine, options.device, options.backend)

@@ -148,9 +148,7 @@ class TorchrunEngine(hosts.Hosted):
 
     def declared(self, reference: str) -> Declaration:
         """See engines/base.py. Who takes more ranks than there are is said to take as many."""
-        declared, most = super().declared(reference), len(self._known)
-        taken = min(most, declared.features.max_world_size or most)
-        return replace(declared, features=replace(declared.features, max_world_size=taken))
+        return hosts.at_most(super().declared(reference), len(self._known))
 
     def run(self, request: RunRequest) -> Execution:
         """Run ``request`` on torchrun's first ranks. Raises OtherWorldSize when it needs more than there are."""

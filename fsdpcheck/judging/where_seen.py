@@ -2,7 +2,7 @@
 
 A run notes the numbers that pass through the functions of an implementation (``program/values.py``). Data are chosen
 such that numbers tell what they are, so the function in which a wrong one is seen first is where it is formed, or the
-next that is given it. Chance is taken out by further cases that fail: a function is told if it is one of the first to
+next that is given it. Chance is taken out by further cases that fail: a function is named if it is one of the first to
 have the wrong number in each of them, and of one case alone no number is looked for that any other might equal.
 """
 

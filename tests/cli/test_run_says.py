@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 from pathlib import Path
 
 import pytest
 import torch
 
+from fsdpcheck.cli import replay
 from tests.common.commands import LAWS, TOY, run
 
 
@@ -66,3 +68,20 @@ def test_ranks_that_cannot_be_had_are_told_and_nothing_is_judged(tmp_path: Path,
     code, out, err = run(tmp_path, "run", "--adapter", TOY, "--laws", LAWS, "--law", "toy.completes", *words)
     assert (code, "holds" in out) == (2, False)
     assert said in out + err
+
+
+@pytest.mark.parametrize(
+    ("known", "words", "kind"),
+    [
+        ("simulated", [], "simulated"),
+        ("torchrun", [], "processes"),
+        ("simulated", ["--device", "cuda"], "simulated-cuda"),
+        ("processes", ["--device", "cuda"], "nccl"),
+        ("simulated", ["--device", "cuda", "--backend", "gloo"], "gloo-cuda"),
+        ("processes", ["--engine", "simulated"], "simulated"),
+    ],
+)
+def test_a_replay_takes_from_the_token_what_is_not_said_of_ranks(known: str, words: list[str], kind: str) -> None:
+    parser = argparse.ArgumentParser()
+    replay.add(parser.add_subparsers())
+    assert replay._kind(parser.parse_args(["replay", "v2:token", *words]), known) == kind

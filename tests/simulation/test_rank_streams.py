@@ -149,7 +149,7 @@ def test_each_rank_has_a_stream_of_its_own_in_all_runs(simulate: Simulator) -> N
 
 
 def test_what_a_backend_keeps_of_a_message_comes_after_what_its_sender_had_queued(simulate: Simulator) -> None:
-    """Each rank of a ring sends before it receives, which no backend without buffers gets through, as is told."""
+    """Each rank of a ring sends before it receives, which no backend without buffers gets through: the failure."""
     cuda, known, queued = PlayedCuda(), dict[int, Clock](), dict[int, tuple[int, int]]()
 
     def body(rank: int, size: int, result: RankResult) -> None:
