@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+pytest.importorskip("benchmarks.mechanism_scores", reason="only a checkout has the benchmarks")
 from benchmarks import mechanism_scores
 from benchmarks.kept import Kept
 from benchmarks.mechanism_scores import FAILED, NAMED, ORDER, PRINTED, cause, printed_lines, quantity, score, window
