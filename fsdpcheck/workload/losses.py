@@ -46,9 +46,12 @@ class PerSampleLoss(nn.Module):
 
     def with_reduction(self, reduction: Reduction) -> PerSampleLoss:
         """The same loss, with the same hooks, reduced over samples as asked."""
-        other = PerSampleLoss(self.kind, self.features, self.scale, reduction, self.classes)
+        other = self._anew(reduction)
         other._forward_hooks = self._forward_hooks
         return other
+
+    def _anew(self, reduction: Reduction) -> PerSampleLoss:
+        return PerSampleLoss(self.kind, self.features, self.scale, reduction, self.classes)
 
     def _body(self, y_BF: Tensor, t_BF: Tensor) -> Tensor:
         if self.kind == "mse":
@@ -83,7 +86,7 @@ class OwnLoss(PerSampleLoss):
         super().__init__("mse", own.features, scale, reduction)
         self.own, self.target_features, self.spread = own, own.targets, spread
 
-    def with_reduction(self, reduction: Reduction) -> OwnLoss:
+    def _anew(self, reduction: Reduction) -> OwnLoss:
         return OwnLoss(self.own, self.scale, reduction, self.spread)
 
     def _body(self, y_BF: Tensor, t_BF: Tensor) -> Tensor:

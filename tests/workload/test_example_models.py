@@ -18,7 +18,7 @@ from fsdpcheck.judging.check import check_law
 from fsdpcheck.judging.registry import chapters
 from fsdpcheck.judging.run import Run
 from fsdpcheck.oracle import certificate
-from fsdpcheck.workload.losses import OwnLoss
+from fsdpcheck.workload.losses import OwnLoss, Reduction
 from fsdpcheck.workload.user_model import inspection
 
 EXAMPLES = Path(__file__).parents[2] / "docs" / "examples"
@@ -151,3 +151,16 @@ def test_a_fault_is_found_on_the_llama_of_transformers(engine: Engine) -> None:
     pytest.importorskip("transformers")
     verdict = _judged(engine, "of_transformers", "reference", "training.plain", "summed_not_averaged", build="llama")
     assert verdict.status == "finding"
+
+
+@pytest.mark.parametrize("reduction", ["mean", "sum"])
+def test_a_loss_of_ones_own_is_watched_however_it_is_reduced(reduction: Reduction) -> None:
+    """A probe sees at the loss which rows arrived; adapters that average call the reduced one."""
+    file = EXAMPLES / "small_vit.py"
+    own = inspection.inspect(f"{file}:build", f"{file}:batch").own
+    seen: list[int] = []
+    loss = OwnLoss(own)
+    loss.register_forward_hook(lambda _, given, losses: seen.append(len(given[0])))
+    outputs, targets = torch.zeros(3, own.features), torch.zeros(3, own.targets)
+    loss.with_reduction(reduction)(outputs, targets)
+    assert seen == [3]
