@@ -27,6 +27,12 @@ STUDIES: Final[dict[str, tuple[str, str, str]]] = {
     "acceptance": ("acceptance", "report", "[N]: share of draws proved exact, and floors, by family and type"),
     "steps": ("steps", "report", "[N]: share of cases exact at step 6, by optimizer"),
     "coverage": ("coverage", "report", "[N]: facts about cases, and pairs of facts, that N cases a law reach"),
+    "branches": (
+        "branches",
+        "lines",
+        "FOLDER [GLOB] [--shard K/N]: branches of the reference that laws reach, into benchmarks/branches.json",
+    ),
+    "branches-now": ("branches", "now", "[GLOB]: do sessions still reach what they were the first to reach?"),
     "selection": ("selection", "lines", "[GLOB]: what cases that are chosen kill and cost, beside ones as drawn"),
     "shrunk": ("coverage", "shrunk", "[SEED]: how small the minimal cases of planted faults are"),
     "modes": (

@@ -117,7 +117,7 @@ class Counterexample:
             self.finding,
             cause=cause,
             when="\n".join(filter(None, (one_change.in_words(tried), self.evidence.when()))),
-            stage="\n".join(filter(None, (self._of_law(), first_wrong.text, self.origin))),
+            stage="\n".join(filter(None, (self._of_law(), first_wrong.text or self._unknown(), self.origin))),
             place=self.finding.place or first_wrong.place,
             quantity=first_wrong.quantity,
             holds_with=tried.holds,
@@ -135,6 +135,13 @@ class Counterexample:
         if self.finding.kind != "value" or told.quantity or (words == _NOISE and not told.text):
             return ""
         return f"the first to differ, as the law compares it: {words}" if words else ""
+
+    def _unknown(self) -> str:
+        """That nothing is known of a wrong value, and why."""
+        if self._of_law() or self.finding.kind != "value" or not isinstance(self.smallest, TrainingCase):
+            return ""
+        why = self.first_wrong.unknown
+        return f"which quantity is wrong first is not known{f': {why}' if why else ''}"
 
 
 def finding_of(law: Law, run: Run, case: Case, violation: Violation) -> Finding:

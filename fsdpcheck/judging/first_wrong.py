@@ -35,12 +35,23 @@ class FirstWrong:
     """``text``: what to say, "" for nothing. ``place``: "file:line" where the first wrong quantity was seen, or, if it
     was seen at no line, the last right one; "" if nothing is wrong. ``quantity``: of which kind it is; "" so too.
     ``trails``: where its numbers were seen, of a run that notes them: that of the quantity, or those of its parts.
+    ``unknown``: why nothing can be said, where that is so.
     """
 
     text: str = ""
     place: str = ""
     quantity: str = ""
     trails: tuple[tuple[str, Trail], ...] = ()
+    unknown: str = ""
+
+
+_NOTHING: Final = {
+    "other case": "the law compares cases with each other, and the adapter was asked for features in one of them alone",
+    "replay": "on real numbers quantities are judged within bounds, and not bit for bit",
+    "nested": "norms are rounded module by module, so no bits are compared",
+    "failed": "the step fails when its quantities are noted",
+}
+"""Why nothing can be said of a case."""
 
 
 def first_wrong(run: Run, case: TrainingCase, asked: RunRequest | None = None) -> FirstWrong:
@@ -51,10 +62,10 @@ def first_wrong(run: Run, case: TrainingCase, asked: RunRequest | None = None) -
     """
     using, probes = (asked.using, asked.probes) if asked is not None and asked.using else ((), ())
     if asked is not None and using and asked.case != case:
-        return FirstWrong()
+        return FirstWrong(unknown=_NOTHING["other case"])
     tier = run.tier(case)
     if tier == "replay" or run.features.factor.nested:
-        return FirstWrong()
+        return FirstWrong(unknown=_NOTHING["replay" if tier == "replay" else "nested"])
     compared, wanted = _compared(run, case), {"norms", "factors"} if case.step.private else set()
     wanted |= {"grads"} if compared != Compared() else set()
     wanted |= {"grad_norm"} if compared.clipped else set()
@@ -62,7 +73,7 @@ def first_wrong(run: Run, case: TrainingCase, asked: RunRequest | None = None) -
     looking = quantities_but_local_gradients if case.step.private else quantities
     answer, execution = run.answer(case), run(case, observe, using=using, probes=(*probes, looking))
     if execution.failure is not None:
-        return FirstWrong()
+        return FirstWrong(unknown=_NOTHING["failed"])
     before = answer.steps[0].before
     if any(not alike(own.initial.get(name), value) for own in execution.ranks for name, value in before.items()):
         return FirstWrong(f"the first to differ: {INITIAL}", quantity="initial parameters")

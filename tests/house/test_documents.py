@@ -171,6 +171,18 @@ def test_the_document_of_laws_counts_the_faults_that_were_put_to_them() -> None:
     assert int(said) == len(faults.ALL), "next: put the new faults to all laws (fsdpcheck faults --every)"
 
 
+def test_the_document_of_laws_has_numbers_or_says_that_there_are_none() -> None:
+    """Cells are counts, "-" where the adapter does not promise the law, or "new" until it is measured."""
+    rows = [line.strip("| ").split(" | ") for line in LAWS.read_text(encoding="utf-8").splitlines() if _is_row(line)]
+    assert len(rows) == len(_own_laws())
+    wrong = [(row[0], cell) for row in rows for cell in row[1:-1] if not re.fullmatch(r"-|[\d,]+|new", cell)]
+    assert wrong == []
+
+
+def _is_row(line: str) -> bool:
+    return re.match(r"\| [a-z-]+\.[a-z0-9-]+ \|", line) is not None
+
+
 @pytest.mark.parametrize("adapter", ["reference", "reference_fsdp2", "fully_shard", "fsdp1", "opacus:sound"])
 def test_the_document_of_laws_says_who_promises_each(adapter: str) -> None:
     if adapter.startswith("opacus"):

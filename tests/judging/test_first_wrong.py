@@ -25,6 +25,7 @@ from fsdpcheck.engines._simulated.in_process import InProcessEngine
 from fsdpcheck.engines.simulated import SimulatedEngine
 from fsdpcheck.errors import NotExact, Refused
 from fsdpcheck.execution import RunRequest
+from fsdpcheck.judging.check import check_law
 from fsdpcheck.judging.first_wrong import first_wrong
 from fsdpcheck.judging.registry import chapters
 from fsdpcheck.judging.run import Run
@@ -156,7 +157,24 @@ def test_it_is_that_of_a_run_with_the_features_in_use(engine: SimulatedEngine) -
     assert first_wrong(run, case, asked).text.startswith(
         "the first to differ, in step 0 (with ignored in use): the reduced gradient"
     )
-    assert first_wrong(run, replace(case, mesh=MeshSpec(3)), asked).text == "", "the law used it in another case"
+    other = first_wrong(run, replace(case, mesh=MeshSpec(3)), asked)
+    assert (other.text, other.quantity) == ("", "")
+    assert other.unknown.startswith("the law compares cases with each other")
+
+
+@pytest.mark.parametrize(
+    "fault", ["summed_not_averaged", pytest.param("factor_off_by_1e_9", marks=pytest.mark.nightly)]
+)
+def test_a_finding_says_where_nothing_is_known(fault: str, engine: SimulatedEngine) -> None:
+    """A bound is exceeded, and no bit is compared; beside what is known otherwise the sentence is left out."""
+    real = fault == "summed_not_averaged"
+    law = chapters()["rounding.gradients" if real else "clipping.factors"]
+    run = Run(engine, "reference", installs=(f"fsdpcheck.impl.faults:{fault}",))
+    found = check_law(law, run, "quick", (2,)).finding
+    assert found is not None
+    said = "which quantity is wrong first is not known: on real numbers quantities are judged within bounds"
+    assert (said in found.stage) == real, found.stage
+    assert ("the first to differ" in found.stage) != real, found.stage
 
 
 RIGHT = (
