@@ -25,6 +25,7 @@ from fsdpcheck.engines._real import keeper, launch, monitor, post
 from fsdpcheck.engines._real.contact import Contact
 from fsdpcheck.engines._real.follower import Place
 from fsdpcheck.engines._real.launch import is_under_torchrun, rank, world_size
+from fsdpcheck.engines._real.lifeline import Lifelines
 from fsdpcheck.engines._real.pool import Pool
 from fsdpcheck.engines._real.remote_workers import FarLink, KeptLink
 from fsdpcheck.engines._real.transport import Link, LocalLink
@@ -77,7 +78,10 @@ class Ranks:
         _require_alike(self._known)
         _require_gpus(self._known, metal)
         store = post.DriversStore(self._store)
-        self.contact = Contact(store, self._known)
+        far = not launch.is_on_one_node()
+        self.contact = Contact(
+            store, self._known, lifelines=Lifelines(self._store, launch.store_host()) if far else None
+        )
         return TorchrunEngine(store, self._known, self.contact, budget_seconds, metal)
 
     @property

@@ -38,6 +38,8 @@ def ranks() -> torchrun.Ranks:
 def session(plan: Plan, listen: Callable[[Ledger, Mapping[str, Any]], None], files: Path | None = None) -> Ledger:
     """In rank 0: run ``plan`` on torchrun's ranks, at most. SIGTERM ends it as Ctrl-C does, with what was found.
 
+    Behind it this process heeds neither, for what was found is reported then.
+
     ``files``: a folder for a file of each rank, or None. Raises UsageError.
     """
     plan = _fitted(plan)
@@ -57,8 +59,11 @@ def session(plan: Plan, listen: Callable[[Ledger, Mapping[str, Any]], None], fil
             listen(ledger, note)
         interrupt.again()
 
+    last: dict[str, Any] = {"event": "end", "interrupted": True}
     try:
-        last = told_session(plan, emit, engine=engine)
+        with suppress(KeyboardInterrupt):  # once, of a signal that came when a rank was found to be gone already
+            last = told_session(plan, emit, engine=engine)
+            torchrun.no_more_signals()
         for text in _why_over() if last["interrupted"] else ():
             ledger.take({"event": "note", "text": text})
         ledger.take(last)

@@ -82,6 +82,18 @@ def test_a_process_of_torchrun_that_is_killed_is_named(tmp_path: Path) -> None:
         assert rank_files(tmp_path) == {0: 130, 1: None}
 
 
+@pytest.mark.nightly  # by day tests/engines/test_lifeline.py
+def test_a_process_of_another_node_that_is_killed_is_named_at_once(tmp_path: Path) -> None:
+    with job(tmp_path, *LASTING, nodes=2, per_node=1) as (driver, other):
+        driver.until(FOUND)
+        os.kill(rank_process(other, 1), signal.SIGKILL)
+        assert (driver.process.wait(100), other.process.wait(100)) == (1, 1)
+        note = kept(tmp_path, driver.out)["notes"][-1]
+        assert note.startswith("lost contact with rank 1 on ")
+        assert "its process has ended" in note, "and not after a minute of silence"
+        assert rank_files(tmp_path) == {0: 130, 1: None}
+
+
 @pytest.mark.nightly
 def test_where_torchrun_itself_is_killed_its_ranks_end_with_what_was_found(tmp_path: Path) -> None:
     with job(tmp_path, *LASTING) as (agent,):

@@ -1,7 +1,8 @@
 """Whether torchrun's processes are there: this node's as the system tells, those of others as long as they are heard.
 
-A node that is cut off says nothing more, not even that it ends. So the keepers of other nodes give a sign all the time,
-and who is silent for long has been lost. That ends the session; it is no verdict on what is checked.
+A process that ends closes its lifeline. A node that is cut off says nothing more, not even that it ends. So the keepers
+of other nodes give a sign all the time, and who is silent for long has been lost. Either ends the session; it is no
+verdict on what is checked.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import Any, Final
 
 from fsdpcheck.engines._real import launch
+from fsdpcheck.engines._real.lifeline import Lifeline, Lifelines
 from fsdpcheck.engines._real.post import DriversStore
 from fsdpcheck.processes import leftovers
 
@@ -46,16 +48,25 @@ class Silence:
 
 
 class Signs:
-    """The keeper's side: that it is there, and that it has been told to end."""
+    """The keeper's side: that it is there, and that it has been told to end. ``lifeline``: to hold, of another node."""
 
-    def __init__(self, store: Any, rank: int, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self,
+        store: Any,
+        rank: int,
+        clock: Callable[[], float] = time.monotonic,
+        lifeline: Lifeline | None = None,
+    ) -> None:
         self._store, self._rank, self._clock, self._given = store, rank, clock, -SIGN_SECONDS
+        self._lifeline = lifeline
 
     def give(self) -> None:
         """Give a sign if it is time for one."""
         if self._clock() - self._given >= SIGN_SECONDS:
             self._given = self._clock()
             self._store.add(f"signs of {self._rank}", 1)
+            if self._lifeline is not None:
+                self._lifeline.hold()
 
     def leave(self) -> None:
         """Say that torchrun has told this process to end."""
@@ -72,8 +83,10 @@ class Contact:
         known: Sequence[launch.Hello],
         patience: float = SILENCE_SECONDS,
         clock: Callable[[], float] = time.monotonic,
+        lifelines: Lifelines | None = None,
     ) -> None:
         self._store, self._known, self._patience, self._clock = store, known, patience, clock
+        self._lifelines = lifelines
         self._far = [one for one in known if one.node != known[0].node]
         self._silences = {one.rank: Silence(clock) for one in self._far}
         self._lost: dict[int, str] = {}
@@ -117,3 +130,5 @@ class Contact:
             for rank in self._silences:
                 if self._store.check([f"rank {rank} leaves"]):
                     self._lost.setdefault(rank, "torchrun told it to end")
+        for rank in self._lifelines.ended() if self._lifelines is not None else ():
+            self._lost.setdefault(rank, "its process has ended")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import threading
 import time
 from collections import deque
@@ -11,6 +12,7 @@ from typing import Any, Final
 
 from fsdpcheck.engines._real import post
 from fsdpcheck.engines._real.contact import Signs, Silence
+from fsdpcheck.engines._real.lifeline import Lifeline
 
 _POLL_SECONDS: Final = 0.002
 """How often the store is asked for messages; no verdict depends on it."""
@@ -22,11 +24,13 @@ class Mail:
     """Takes messages of the driver, sends it those of the keeper, and gives the signs that this process is there.
 
     A call of the store waits without limit when the store's machine is cut off (TCPStore, whatever its time-out), so
-    nobody else calls it. ``patience``: how long the store may be silent before contact is lost.
+    nobody else calls it. ``patience``: how long the store may be silent before contact is lost; for ever on the
+    driver's own node, where the system tells of processes that end, and nobody holds a lifeline.
     """
 
     def __init__(self, store: Any, rank: int, patience: float, clock: Callable[[], float] = time.monotonic) -> None:
-        self._post, self._signs, self._patience = post.Post(store, rank), Signs(store, rank), patience
+        far = Lifeline(store, rank) if math.isfinite(patience) else None
+        self._post, self._signs, self._patience = post.Post(store, rank), Signs(store, rank, lifeline=far), patience
         self._out, self._in = deque[post.FromKeeper](), deque[post.ToKeeper]()
         self.source, self._bell = Pipe(duplex=False)
         """``source``: to be waited on (multiprocessing.connection.wait) for what there is to take."""
