@@ -3,9 +3,10 @@
 Whoever has a GPU runs ``tox -e gpu``, or, where torch and Triton are installed and nothing can be, ``python -m
 benchmarks gpu`` in a checkout. Rows of docs/gpu.json that are not measured again stay, with the commit they are of.
 
-Rows: the Triton kernels against explicit gradients; their time and memory against cuBLAS (K1, K2; claim E2); ranks on
-GPUs, simulated ones, those of gloo and those of NCCL (gpu_ranks.py); memory that nobody has written is poison there
-too; which collectives gloo offers for CUDA tensors. What a row lacks skips that row, with the reason.
+Rows: the Triton kernels against explicit gradients; their time and memory against cuBLAS (K1 to K3; claim E2), and
+which form is the fastest at which shape; ranks on GPUs, simulated ones, those of gloo and those of NCCL (gpu_ranks.py);
+memory that nobody has written is poison there too; which collectives gloo offers for CUDA tensors. What a row lacks
+skips that row, with the reason.
 """
 
 from __future__ import annotations
@@ -146,12 +147,19 @@ def _kernels_are_right(device: str) -> list[str]:
 
 
 def _kernels_are_fast(device: str) -> list[str]:
-    """K1 and K2."""
+    """K1 to K3."""
     if device != "cuda":
         raise Skipped("times of kernels need a GPU")
     from benchmarks import kernels
 
     return [line for text in kernels.lines() for line in text.splitlines()]
+
+
+def _kernels_chosen(device: str) -> list[str]:
+    """The fastest form at each shape; on the CPU, of torch's twins, at small ones."""
+    from benchmarks import kernels
+
+    return list(kernels.choices(device) if device == "cuda" else kernels.choices(device, (1, 16, 64), 32))
 
 
 def _claim(device: str) -> list[str]:
@@ -256,5 +264,6 @@ ROWS: Final[dict[str, Callable[[str], list[str]]]] = {
     "gloo": _gloo,
     "kernels": _kernels_are_right,
     "kernels K1 K2": _kernels_are_fast,
+    "kernels chosen": _kernels_chosen,
     "claim E2": _claim,
 }

@@ -59,8 +59,8 @@ def test_a_row_runs_is_skipped_or_fails_alone_and_all_are_written(
     file = tmp_path / "gpu.json"
     told, code = _run("cpu", str(file))
     wanted = {
-        "poison": "ran", "switches": "ran", "streams": "skipped", "kernels K1 K2": "skipped", "claim E2": "skipped",
-        "fails": "failed", "lacks": "skipped",
+        "poison": "ran", "switches": "ran", "streams": "skipped", "kernels K1 K2": "skipped",
+        "kernels chosen": "ran", "claim E2": "skipped", "fails": "failed", "lacks": "skipped",
     }  # fmt: skip
     assert (_rows(file), code) == (wanted, 1)
     assert any("RuntimeError: other bits" in line for line in told)
@@ -122,3 +122,12 @@ def test_what_a_cpu_can_run_of_it_runs(tmp_path: Path) -> None:
         "gloo",
         "kernels",
     }
+
+
+def test_what_is_chosen_by_a_measurement_is_told_beside_the_rule() -> None:
+    told = gpu.ROWS["kernels chosen"]("cpu")
+    assert len(told) == 6
+    assert told[0].startswith("T=1 d=32 p=32 bfloat16, by kernels: ")
+    assert all(line.endswith("the rule says half_gram") for line in told[:2])
+    assert told[5].endswith("the rule says direct")
+    assert all(" bmm;" not in line for line in told[::2]), "it holds the gradients"
