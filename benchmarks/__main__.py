@@ -82,6 +82,7 @@ STUDIES: Final[dict[str, tuple[str, str, str]]] = {
         "lines",
         "[FILE [GLOB [PROFILE]]] [--shard K/N]: what each implementation promises and keeps, honest ones and defects",
     ),
+    "roots": ("planted_roots", "lines", "[PROFILE]: five and eight mistakes in one implementation: which are reported"),
     "diagnosis": ("diagnosis", "reports", "[SEED [FAULT]]: causes named for planted faults, right or wrong"),
 }
 """Name -> its module, the function that gives its lines, and what it measures."""

@@ -49,8 +49,11 @@ ROWS: Final[tuple[Row, ...]] = (
     *_of_chapters("reference"),
     *_of_chapters("reference_fsdp2"),
     *(
-        Row(f"reference:{variant}", f"reference:{variant}", (*_PRIVATE, "precision.*"))
-        for variant in ("bookkeeping", "flash", "flash_bookkeeping", "dropping")
+        Row(name, name, (*_PRIVATE, "precision.*"))
+        for name in (
+            *("reference:bookkeeping", "reference:flash", "reference:flash_bookkeeping", "reference:dropping"),
+            *("reference_fsdp2:bookkeeping", "reference_fsdp2:flash_bookkeeping"),
+        )
     ),
     *(
         _of_model(name, batch, adapter=adapter)

@@ -51,7 +51,7 @@ _CONVOLUTIONS = ("convolution", "convolution_backward")
 """Of which not every kernel sums in the accumulator: columns of windows, and batches, may be added up in results."""
 _PRODUCTS = ("mm", "bmm", "addmm", "baddbmm", "mv", "dot", *_CONVOLUTIONS)
 _ADDITIONS = ("add", "add_", "sub", "sub_", "rsub")
-_MASKED = ("threshold_backward", "hardtanh_backward", "masked_fill")
+_MASKED = ("threshold_backward", "hardtanh_backward", "masked_fill", "masked_fill_")
 
 
 @dataclass

@@ -118,11 +118,17 @@ def test_views_of_it_are_such_values_and_copies_of_others_are_not() -> None:
 
 @pytest.mark.parametrize("lowest", [torch.finfo(torch.float64).min, torch.finfo(torch.bfloat16).min, -torch.inf])
 def test_what_masks_scores_stands_for_nothing_in_a_users_model(lowest: float) -> None:
-    """The lowest number as well as -inf, added or filled in; and other numbers are as they were."""
+    """The lowest number as well as -inf, added or filled in, in place too; and other numbers are as they were."""
     later = torch.ones(3, 3, dtype=torch.bool).triu(1)
     added = torch.full((3, 3), lowest, dtype=torch.float64).triu(1)
     scores = X[:3, :3]
-    for mask in (lambda: scores.masked_fill(later, lowest), lambda: scores + added):
+    ways = (
+        lambda: scores.masked_fill(later, lowest),
+        lambda: scores + added,
+        lambda: scores.clone().masked_fill_(later, lowest),
+        lambda: scores + torch.zeros_like(later, dtype=scores.dtype).masked_fill_(later, lowest),
+    )
+    for mask in ways:
         with surrogates.installed(), Certifier(FLOAT32, "test", roundable=True) as certifier:
             masked = torch.softmax(mask(), -1)
         assert not masked[later].any()
