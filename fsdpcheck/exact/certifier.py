@@ -18,14 +18,14 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from fsdpcheck.compat.torch_private import without_modes
 from fsdpcheck.errors import NotExact
-from fsdpcheck.exact import off_grid, surrogate_rules
+from fsdpcheck.exact import off_grid, place_rules, surrogate_rules, window_rules
 from fsdpcheck.exact.grid import bits, grid_exponent
 from fsdpcheck.exact.off_grid import OffGrid
 from fsdpcheck.exact.operators import COMPLEX, LOGICAL, MOVES, RULES, Bound, Inexact, Operand
 from fsdpcheck.exact.surrogates import spelled_out
 from fsdpcheck.exact.wider import Casts, Wider
 
-_ = surrogate_rules  # registers its rules
+_ = surrogate_rules, window_rules, place_rules  # register their rules
 
 
 @dataclass(frozen=True)
@@ -51,7 +51,7 @@ _CONVOLUTIONS = ("convolution", "convolution_backward")
 """Of which not every kernel sums in the accumulator: columns of windows, and batches, may be added up in results."""
 _PRODUCTS = ("mm", "bmm", "addmm", "baddbmm", "mv", "dot", *_CONVOLUTIONS)
 _ADDITIONS = ("add", "add_", "sub", "sub_", "rsub")
-_MASKED = ("threshold_backward", "hardtanh_backward", "masked_fill", "masked_fill_")
+_MASKED = ("threshold_backward", "hardtanh_backward", "hardshrink_backward", "masked_fill", "masked_fill_")
 
 
 @dataclass

@@ -67,18 +67,28 @@ MOVES: Final[frozenset[Function]] = frozenset(
         "alias": "default", "index": "Tensor", "index_select": "default", "gather": "default", "flip": "default",
         "_to_copy": "default", "zeros_like": "default", "ones_like": "default", "new_zeros": "default",
         "new_ones": "default", "zeros": "default", "ones": "default", "full": "default", "full_like": "default",
-        "scalar_tensor": "default", "empty_like": "default", "new_empty": "default", "eye": "default m",
-        "tril": "default", "triu": "default",
+        "scalar_tensor": "default", "empty_like": "default", "new_empty": "default",
+        "new_empty_strided": "default", "index_fill": "int_Scalar int_Tensor", "index_fill_": "int_Scalar int_Tensor",
+        "eye": "default m",
+        "tril": "default", "triu": "default", "roll": "default", "pixel_shuffle": "default",
+        "pixel_unshuffle": "default", "im2col": "default", "upsample_nearest1d": "default vec",
+        "upsample_nearest2d": "default vec", "upsample_nearest3d": "default vec", "unsafe_split": "Tensor",
+        "unsafe_split_with_sizes": "default", "transpose_": "default", "t_": "default", "unsqueeze_": "default",
         "constant_pad_nd": "default", "slice_backward": "default", "select_backward": "default",
+        "diagonal_backward": "default",
         "embedding": "default", "where": "self", "masked_fill": "Scalar Tensor", "masked_fill_": "Scalar Tensor",
-        "relu": "default", "relu_": "default",
-        "clamp": "default", "clamp_min": "default", "hardtanh": "default", "threshold_backward": "default",
-        "hardtanh_backward": "default", "abs": "default", "neg": "default", "sign": "default", "sgn": "default",
+        "relu": "default", "relu_": "default", "hardshrink": "default", "hardshrink_backward": "default",
+        "clamp": "default", "clamp_": "default", "clamp_min": "default", "clamp_min_": "default",
+        "clamp_max": "default", "clamp_max_": "default", "hardtanh": "default", "hardtanh_": "default",
+        "threshold_backward": "default", "hardtanh_backward": "default", "abs": "default", "neg": "default",
+        "neg_": "default", "sign": "default", "sgn": "default",
         "maximum": "default", "minimum": "default", "amax": "default", "amin": "default", "lift_fresh": "default",
-        "max_pool2d_with_indices": "default", "copy_": "default", "fill_": "Scalar", "zero_": "default",
-        "floor": "default", "ceil": "default", "round": "default", "remainder": "Scalar", "squeeze_": "dim",
-        "as_strided": "default", "expand_as": "default", "diagonal": "default", "repeat": "default", "sort": "stable",
-        "max": "dim", "min": "dim", "view_as_complex": "default", "view_as_real": "default",
+        "max_pool2d_with_indices": "default", "copy_": "default", "fill_": "Scalar Tensor", "zero_": "default",
+        "floor": "default", "ceil": "default", "round": "default", "remainder": "Scalar",
+        "squeeze_": "dim dims default",
+        "as_strided": "default", "expand_as": "default", "diagonal": "default", "repeat": "default",
+        "sort": "default stable", "max": "dim", "min": "dim", "median": "dim", "kthvalue": "default",
+        "view_as_complex": "default", "view_as_real": "default",
     }.items()
     for overload in overloads.split()
     if hasattr(getattr(_aten, name), overload)
@@ -103,10 +113,12 @@ LOGICAL: Final[frozenset[str]] = frozenset(
 RULES: Final[dict[Function, Rule]] = {}
 
 
-def _rule(*overloads: Function) -> Callable[[Rule], Rule]:
-    def register(rule: Rule) -> Rule:
-        RULES.update(dict.fromkeys(overloads, rule))
-        return rule
+def rule(*overloads: Function) -> Callable[[Rule], Rule]:
+    """Register a rule for these operators."""
+
+    def register(found: Rule) -> Rule:
+        RULES.update(dict.fromkeys(overloads, found))
+        return found
 
     return register
 
@@ -139,22 +151,22 @@ def _product(a: Operand | float, b: Operand | float) -> Sequence[Bound]:
     return [Bound(one.magnitude * two.magnitude, one.exponent + two.exponent)]
 
 
-@_rule(_aten.add.Tensor, _aten.sub.Tensor, _aten.add_.Tensor, _aten.sub_.Tensor, _aten.add.Scalar, _aten.sub.Scalar)
+@rule(_aten.add.Tensor, _aten.sub.Tensor, _aten.add_.Tensor, _aten.sub_.Tensor, _aten.add.Scalar, _aten.sub.Scalar)
 def _add(a: Operand, b: Operand | float, alpha: float = 1) -> Sequence[Bound]:
     return _sum(a, b, alpha)
 
 
-@_rule(_aten.rsub.Scalar, _aten.rsub.Tensor)
+@rule(_aten.rsub.Scalar, _aten.rsub.Tensor)
 def _reversed_sub(a: Operand, b: Operand | float, alpha: float = 1) -> Sequence[Bound]:
     return _sum(b, a, alpha)
 
 
-@_rule(_aten.mul.Tensor, _aten.mul.Scalar, _aten.mul_.Tensor, _aten.mul_.Scalar)
+@rule(_aten.mul.Tensor, _aten.mul.Scalar, _aten.mul_.Tensor, _aten.mul_.Scalar)
 def _mul(a: Operand, b: Operand | float) -> Sequence[Bound]:
     return _product(a, b)
 
 
-@_rule(_aten.div.Tensor, _aten.div.Scalar, _aten.div_.Tensor, _aten.div_.Scalar)
+@rule(_aten.div.Tensor, _aten.div.Scalar, _aten.div_.Tensor, _aten.div_.Scalar)
 def _div(a: Operand, b: Operand | float) -> Sequence[Bound]:
     divisor = constant(b)
     mantissa, _ = torch.frexp(divisor.magnitude)
@@ -164,38 +176,60 @@ def _div(a: Operand, b: Operand | float) -> Sequence[Bound]:
     return _product(a, Operand(inverse, -int(torch.frexp(divisor.magnitude).exponent.max()) + 1))
 
 
-@_rule(_aten.pow.Tensor_Scalar)
+@rule(_aten.pow.Tensor_Scalar)
 def _pow(a: Operand, power: float) -> Sequence[Bound]:
     if power not in (1, 2, 3):
         raise Inexact(f"takes the power {power}")
     return [Bound(a.magnitude**power, a.exponent * int(power))]
 
 
-@_rule(_aten.leaky_relu.default)
+@rule(_aten.leaky_relu.default)
 def _leaky(a: Operand, slope: float = 0.01) -> Sequence[Bound]:
     scaled = constant(slope)
     return [Bound(a.magnitude * max(1.0, abs(slope)), a.exponent + min(0, scaled.exponent))]
 
 
-@_rule(_aten.leaky_relu_backward.default)
+@rule(_aten.leaky_relu_backward.default)
 def _leaky_backward(grad: Operand, a: Operand, slope: float, is_result: bool) -> Sequence[Bound | None]:
     return _leaky(grad, slope)
+
+
+@rule(_aten._prelu_kernel.default)
+def _prelu(x: Operand, weight: Operand) -> Sequence[Bound | None]:
+    return [Bound(x.magnitude * weight.magnitude.clamp(min=1), x.exponent + min(0, weight.exponent))]
+
+
+@rule(_aten._prelu_kernel_backward.default)
+def _prelu_backward(grad: Operand, x: Operand, weight: Operand) -> Sequence[Bound | None]:
+    (to_x,), (to_weight,) = _prelu(grad, weight), _product(grad, x)
+    return [to_x, to_weight]
+
+
+@rule(_aten.addcmul.default, _aten.addcmul_.default)
+def _addcmul(a: Operand, b: Operand, c: Operand, value: float = 1) -> Sequence[Bound]:
+    (product,) = _product(b, c)
+    return _sum(a, Operand(product.terms, product.exponent), value)
 
 
 # -- sums -------------------------------------------------------------------------------------------------------------
 
 
-@_rule(_aten.sum.default)
+@rule(_aten.sum.default)
 def _sum_all(a: Operand, dtype: Any = None) -> Sequence[Bound]:
     return [Bound(a.magnitude.sum(), a.exponent)]
 
 
-@_rule(_aten.sum.dim_IntList)
+@rule(_aten.sum.dim_IntList)
 def _sum_dim(a: Operand, dim: Any, keepdim: bool = False, dtype: Any = None) -> Sequence[Bound]:
     return [Bound(a.magnitude.sum(dim, keepdim), a.exponent)]
 
 
-@_rule(_aten.mean.default, _aten.mean.dim)
+@rule(_aten.cumsum.default)
+def _cumulated(a: Operand, dim: int, dtype: Any = None) -> Sequence[Bound]:
+    return [Bound(a.magnitude.cumsum(dim), a.exponent)]
+
+
+@rule(_aten.mean.default, _aten.mean.dim)
 def _mean(a: Operand, dim: Any = None, keepdim: bool = False, dtype: Any = None) -> Sequence[Bound]:
     total = a.magnitude.sum() if dim is None else a.magnitude.sum(dim, keepdim)
     count = a.magnitude.numel() // max(total.numel(), 1)
@@ -204,7 +238,7 @@ def _mean(a: Operand, dim: Any = None, keepdim: bool = False, dtype: Any = None)
     return [Bound(total, a.exponent - max(count.bit_length() - 1, 0))]
 
 
-@_rule(_aten.mm.default, _aten.bmm.default, _aten.mv.default, _aten.dot.default)
+@rule(_aten.mm.default, _aten.bmm.default, _aten.mv.default, _aten.dot.default)
 def _matmul(a: Operand, b: Operand) -> Sequence[Bound]:
     return [_matrix_product(a, b)]
 
@@ -213,99 +247,25 @@ def _matrix_product(a: Operand, b: Operand) -> Bound:
     return Bound(a.magnitude @ b.magnitude, a.exponent + b.exponent)
 
 
-@_rule(_aten.addmm.default, _aten.baddbmm.default, _aten.addmv.default)
+@rule(_aten.addmm.default, _aten.baddbmm.default, _aten.addmv.default)
 def _add_matmul(c: Operand, a: Operand, b: Operand, beta: float = 1, alpha: float = 1) -> Sequence[Bound]:
     product = _matrix_product(a, b)
-    return _sum(_scaled(c, beta), _scaled(Operand(product.terms, product.exponent), alpha))
+    return _sum(scaled(c, beta), scaled(Operand(product.terms, product.exponent), alpha))
 
 
-def _scaled(a: Operand, factor: float) -> Operand:
+def scaled(a: Operand, factor: float) -> Operand:
+    """Times a number."""
     (found,) = _product(a, factor)
     return Operand(found.terms, found.exponent)
 
 
-@_rule(_aten.convolution.default)
-def _convolution(x: Operand, weight: Operand, bias: Operand | None, *geometry: Any) -> Sequence[Bound]:
-    terms = _aten.convolution.default(x.magnitude, weight.magnitude, None, *geometry)
-    exponent = x.exponent + weight.exponent
-    if bias is not None:
-        shape = [1, -1, *[1] * (terms.dim() - 2)]
-        terms, exponent = terms + bias.magnitude.reshape(shape), min(exponent, bias.exponent)
-    return [Bound(terms, exponent)]
-
-
-@_rule(_aten.convolution_backward.default)
-def _convolution_backward(grad: Operand, x: Operand, weight: Operand, *rest: Any) -> Sequence[Bound | None]:
-    found = _aten.convolution_backward.default(grad.magnitude, x.magnitude, weight.magnitude, *rest)
-    exponents = (grad.exponent + weight.exponent, grad.exponent + x.exponent, grad.exponent)
-    pairs = zip(found, exponents, strict=True)
-    return [None if terms is None else Bound(terms, exponent) for terms, exponent in pairs]
-
-
-@_rule(_aten.embedding_dense_backward.default)
-def _embedding_backward(grad: Operand, indices: Tensor, rows: int, padding: int, by_frequency: bool) -> Sequence[Bound]:
-    if by_frequency:
-        raise Inexact("divides rows by how often they occur (scale_grad_by_freq), which may be no power of two")
-    terms = _aten.embedding_dense_backward.default(grad.magnitude, indices, rows, padding, False)
-    return [Bound(terms, grad.exponent)]
-
-
-@_rule(_aten.index_add.default, _aten.index_add_.default)
-def _index_add(a: Operand, dim: int, index: Tensor, source: Operand, alpha: float = 1) -> Sequence[Bound]:
-    added = _scaled(source, alpha)
-    terms = _aten.index_add.default(a.magnitude, dim, index, added.magnitude)
-    return [Bound(terms, min(a.exponent, added.exponent))]
-
-
-@_rule(_aten.scatter_add.default, _aten.scatter_add_.default)
-def _scatter_add(a: Operand, dim: int, index: Tensor, source: Operand) -> Sequence[Bound]:
-    terms = _aten.scatter_add.default(a.magnitude, dim, index, source.magnitude)
-    return [Bound(terms, min(a.exponent, source.exponent))]
-
-
-@_rule(_aten.index_put.default, _aten.index_put_.default, _aten._index_put_impl_.default)
-def _index_put(
-    a: Operand, indices: Sequence[Tensor | None], values: Operand, accumulate: bool = False, unsafe: bool = False
-) -> Sequence[Bound]:
-    if not accumulate:
-        raise Inexact("writes to places that may coincide, in no order")
-    terms = _aten.index_put.default(a.magnitude, indices, values.magnitude, True)
-    return [Bound(terms, min(a.exponent, values.exponent))]
-
-
-@_rule(_aten._embedding_bag.default, _aten._embedding_bag_forward_only.default)
-def _embedding_bag(
-    weight: Operand, indices: Tensor, offsets: Tensor, by_frequency: bool = False, mode: int = 0, *rest: Any
-) -> Sequence[Bound | None]:
-    _adds_rows(by_frequency, mode, rest[1] if len(rest) > 1 else None)
-    terms = _aten._embedding_bag.default(weight.magnitude, indices, offsets, False, 0, *rest)[0]
-    return [Bound(terms, weight.exponent), None, None, None]
-
-
-def _adds_rows(by_frequency: bool, mode: int, weights: Any) -> None:
-    if mode != 0 or by_frequency or weights is not None:
-        raise Inexact("is an EmbeddingBag that does not just add up rows")
-
-
-@_rule(_aten._embedding_bag_dense_backward.default)
-def _embedding_bag_backward(grad: Operand, *rest: Any) -> Sequence[Bound]:
-    _adds_rows(rest[5], rest[6], rest[7])
-    return [Bound(_aten._embedding_bag_dense_backward.default(grad.magnitude, *rest), grad.exponent)]
-
-
-@_rule(_aten._embedding_bag_backward.default)
-def _composite_embedding_bag_backward(grad: Operand, *rest: Any) -> Sequence[Bound]:
-    _adds_rows(rest[6], rest[7], rest[9])
-    return [Bound(_aten._embedding_bag_backward.default(grad.magnitude, *rest), grad.exponent)]
-
-
-@_rule(_aten.nll_loss_forward.default)
+@rule(_aten.nll_loss_forward.default)
 def _nll(x: Operand, target: Tensor, weight: None, reduction: int, ignore: int) -> Sequence[Bound | None]:
     _sum_only(weight, reduction)
     return [Bound(_aten.nll_loss_forward.default(-x.magnitude, target, None, reduction, ignore)[0], x.exponent), None]
 
 
-@_rule(_aten.nll_loss_backward.default)
+@rule(_aten.nll_loss_backward.default)
 def _nll_backward(
     grad: Operand, x: Operand, target: Tensor, weight: None, reduction: int, ignore: int, total: Any
 ) -> Sequence[Bound]:

@@ -44,9 +44,21 @@ def _values(x: Operand, grid: grids.Grid) -> Sequence[Bound]:
     return [Bound(torch.full_like(x.magnitude, grid.largest), -grid.bits)]
 
 
-@_surrogate(_aten.gelu.default, _aten.silu.default, _aten.gelu_.default, _aten.silu_.default)
-def _activation(x: Operand, **_: Any) -> Sequence[Bound]:
+@_surrogate(
+    *(
+        getattr(_aten, f"{name}{in_place}").default
+        for name in ("gelu", "silu", "elu", "celu", "hardswish", "mish")
+        for in_place in ("", "_")
+    ),
+    _aten.softplus.default,
+)
+def _activation(x: Operand, *_: float, **__: Any) -> Sequence[Bound]:
     return _values(x, grids.now().activation)
+
+
+@_surrogate(_aten.log_sigmoid_forward.default)
+def _log_sigmoid(x: Operand) -> Sequence[Bound | None]:
+    return [*_values(x, grids.now().log), None]
 
 
 @_surrogate(_aten.tanh.default, _aten.tanh_.default)
@@ -54,15 +66,25 @@ def _tanh(x: Operand) -> Sequence[Bound]:
     return _values(x, grids.now().tanh)
 
 
-@_surrogate(_aten.sigmoid.default, _aten.sigmoid_.default)
+@_surrogate(_aten.sigmoid.default, _aten.sigmoid_.default, _aten.hardsigmoid.default, _aten.hardsigmoid_.default)
 def _sigmoid(x: Operand) -> Sequence[Bound]:
     return _values(x, grids.now().sigmoid)
 
 
-@_surrogate(_aten.gelu_backward.default, _aten.silu_backward.default)
-def _activation_backward(grad: Operand, x: Operand, **_: Any) -> Sequence[Bound]:
+@_surrogate(
+    *(
+        getattr(_aten, f"{name}_backward").default
+        for name in ("gelu", "silu", "elu", "softplus", "mish", "hardswish", "log_sigmoid")
+    )
+)
+def _activation_backward(grad: Operand, *_: Any, **__: Any) -> Sequence[Bound]:
     slope = grids.now().slope
     return [Bound(grad.magnitude * slope.largest, grad.exponent - slope.bits)]
+
+
+@_surrogate(_aten.hardsigmoid_backward.default)
+def _hardsigmoid_backward(grad: Operand, x: Operand) -> Sequence[Bound]:
+    return [Bound(grad.magnitude / 4, grad.exponent - 2)]
 
 
 @_surrogate(_aten.tanh_backward.default)

@@ -79,14 +79,25 @@ def rms_norm(x: Tensor, shape: list[int], weight: Tensor | None = None, eps: flo
 
 _ELEMENTWISE = {
     "gelu": elementwise.gelu, "silu": elementwise.silu, "tanh": elementwise.tanh, "sigmoid": elementwise.sigmoid,
+    "elu": elementwise.elu, "hardswish": elementwise.hardswish, "hardsigmoid": elementwise.hardsigmoid,
+    "mish": elementwise.mish, "celu": elementwise.celu,
 }  # fmt: skip
+"""With variants that write over their input."""
 
 KERNELS: Final[dict[str, Callable[..., Any]]] = {
     **_ELEMENTWISE,
     **{f"{name}_": elementwise.in_place(kernel) for name, kernel in _ELEMENTWISE.items()},
-    **{f"{name}.out": elementwise.out_variant(kernel) for name, kernel in _ELEMENTWISE.items()},
+    **{f"{name}.out": elementwise.out_variant(kernel) for name, kernel in _ELEMENTWISE.items() if name != "celu"},
+    "softplus": elementwise.softplus,
+    "log_sigmoid_forward": elementwise.log_sigmoid,
     "gelu_backward": elementwise.gelu_backward,
     "silu_backward": elementwise.silu_backward,
+    "elu_backward": elementwise.elu_backward,
+    "softplus_backward": elementwise.softplus_backward,
+    "mish_backward": elementwise.mish_backward,
+    "hardswish_backward": elementwise.hardswish_backward,
+    "hardsigmoid_backward": elementwise.hardsigmoid_backward,
+    "log_sigmoid_backward": elementwise.log_sigmoid_backward,
     "_softmax": softmax.softmax,
     "_log_softmax": softmax.log_softmax,
     "_log_softmax_backward_data": softmax.log_softmax_backward,
@@ -98,6 +109,7 @@ KERNELS: Final[dict[str, Callable[..., Any]]] = {
 """Operators whose kernel is replaced, on each device."""
 
 COMPOSITES: Final[dict[str, Callable[..., Any]]] = {
+    "glu": elementwise.glu,
     "rms_norm": rms_norm,
     "scaled_dot_product_attention": softmax.attention,
     "_safe_softmax": softmax.safe_softmax,

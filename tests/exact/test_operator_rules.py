@@ -1,0 +1,120 @@
+"""Each operator of a table: what is certified of its result and of its gradient bounds them, on their grid."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from fsdpcheck.errors import NotExact
+from fsdpcheck.exact import surrogates
+from fsdpcheck.exact.certifier import FLOAT64, Certifier
+from fsdpcheck.exact.grid import grid_exponent
+from tests.common.tables import each
+from tests.exact.test_surrogates import X, integers, pulled
+
+PLACES = torch.tensor([2, 0, 3, 1]).expand(5, 3, 4)
+SLOPES = integers(3, seed=7) / 4
+THIRDS = integers(3, seed=7) / 3
+
+
+def _written(x: Tensor) -> Tensor:
+    copy = x * 1
+    copy[:, 0] = 0
+    return copy
+
+
+def _of_integers(kind: type[nn.RNNBase]) -> nn.RNNBase:
+    layer = kind(4, 2, batch_first=True).double()
+    for number, parameter in enumerate(layer.parameters()):
+        parameter.data = integers(*parameter.shape, seed=number, bound=1)
+    return layer
+
+
+RECURRENT = {kind: _of_integers(kind) for kind in (nn.GRU, nn.LSTM, nn.RNN)}
+MOVES: dict[str, Callable[[Tensor], Tensor]] = {
+    "roll": lambda x: x.roll(1, -1),
+    "unsafe_split": lambda x: torch.unsafe_split(x, 2, -1)[1],
+    "transpose_": lambda x: (x * 1).transpose_(0, 1),
+    "squeeze_": lambda x: (x * 1).unsqueeze_(0).squeeze_(0),
+    "clamp_": lambda x: (x * 1).clamp_(-2, 2),
+    "clamp_max": lambda x: x.clamp_max(1),
+    "hardtanh_": lambda x: F.hardtanh(x * 1, inplace=True),
+    "hardshrink": lambda x: F.hardshrink(x, 1.5),
+    "fill_": _written,
+    "sort": lambda x: x.sort(-1).values,
+    "max of a row": lambda x: x.max(-1).values,
+    "median": lambda x: x.median(-1).values,
+    "pixel_shuffle": lambda x: F.pixel_shuffle(x.reshape(5, 4, 1, 3), 2),
+    "im2col": lambda x: F.unfold(x.unsqueeze(1), 2),
+    "nearest": lambda x: F.interpolate(x, scale_factor=2.0),
+    "nearest of two axes": lambda x: F.interpolate(x.unsqueeze(1), scale_factor=2.0),
+    "diagonal": lambda x: x.diagonal(0, 1, 2),
+    "index_copy": lambda x: x.index_copy(1, torch.tensor([2, 0]), x[:, 1:]),
+    "scatter": lambda x: torch.zeros_like(x).scatter(-1, PLACES, x),
+    "max_pool1d": lambda x: F.max_pool1d(x, 2),
+    "max_pool2d, overlapping": lambda x: F.max_pool2d(x.unsqueeze(1), 2, 1),
+}
+"""Values of the operand, and zeros."""
+SUMS: dict[str, Callable[[Tensor], Tensor]] = {
+    "cumsum": lambda x: x.cumsum(-1),
+    "avg_pool1d": lambda x: F.avg_pool1d(x, 2),
+    "avg_pool2d": lambda x: F.avg_pool2d(x.unsqueeze(1), 2, 1),
+    "avg_pool2d, padded": lambda x: F.avg_pool2d(x.unsqueeze(1), 2, 1, 1),
+    "avg_pool2d, by another number": lambda x: F.avg_pool2d(x.unsqueeze(1), 3, divisor_override=8),
+    "addcmul": lambda x: torch.addcmul(x, x, x, value=0.5),
+    "PReLU": lambda x: F.prelu(x, SLOPES),
+    "GRU": lambda x: RECURRENT[nn.GRU](x)[0],
+    "LSTM": lambda x: RECURRENT[nn.LSTM](x)[0],
+    "RNN": lambda x: RECURRENT[nn.RNN](x)[0],
+}
+
+
+@each("name", {**MOVES, **SUMS})
+def test_what_is_certified_bounds_results_and_gradients(name: str) -> None:
+    function = {**MOVES, **SUMS}[name]
+    with surrogates.installed():
+        source = X.clone().requires_grad_()
+        cotangent = integers(*function(X).shape, seed=3)
+        with Certifier(FLOAT64, "test") as certifier:
+            output = function(source)
+            certifier.on_grid(output)
+            certifier.stage = "backward"
+            (found,) = torch.autograd.grad(output, source, cotangent)
+            bound = certifier.bound(found)
+        if name in MOVES:
+            assert {*output.detach().flatten().tolist()} <= {*X.flatten().tolist(), 0.0}
+        assert bool(found.any())
+        assert bool((found.abs() <= bound.terms.reshape(found.shape)).all())
+        assert grid_exponent(found) >= bound.exponent
+
+
+@each("name", [*MOVES, *SUMS])
+def test_gradients_are_linear(name: str) -> None:
+    function = {**MOVES, **SUMS}[name]
+    with surrogates.installed():
+        one, two = (integers(*function(X).shape, seed=seed) for seed in (3, 4))
+        together = pulled(function, X, one + 8 * two)
+        assert torch.equal(together, pulled(function, X, one) + 8 * pulled(function, X, two))
+
+
+@pytest.mark.parametrize(
+    ("function", "why"),
+    [
+        (lambda x: torch.zeros_like(x).scatter(-1, PLACES.clamp(max=2), x), "writes to places that coincide"),
+        (lambda x: x.index_copy(1, torch.tensor([0, 0]), x[:, 1:]), "writes to places that coincide"),
+        (lambda x: F.avg_pool2d(x.unsqueeze(1), 3, 1), "the mean of 9 values"),
+        (lambda x: F.avg_pool2d(x.unsqueeze(1), 2, 2, ceil_mode=True), "unequal numbers of values"),
+        (
+            lambda x: F.avg_pool2d(x.unsqueeze(1), 2, 1, 1, count_include_pad=False),
+            "unequal numbers of values",
+        ),
+        (lambda x: F.prelu(x, THIRDS), "needs"),
+    ],
+)
+def test_what_no_grid_holds_is_refused(function: Callable[[Tensor], Tensor], why: str) -> None:
+    with pytest.raises(NotExact, match=why), Certifier(FLOAT64, "test"):
+        function(X)
