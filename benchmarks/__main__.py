@@ -33,6 +33,7 @@ STUDIES: Final[dict[str, tuple[str, str, str]]] = {
         "FOLDER [GLOB] [--shard K/N]: branches of the reference that laws reach, into benchmarks/branches.json",
     ),
     "branches-now": ("branches", "now", "[GLOB]: do sessions still reach what they were the first to reach?"),
+    "layers": ("exact_layers", "lines", "which layers of torch a user's model may have, and be judged exactly"),
     "selection": ("selection", "lines", "[GLOB]: what cases that are chosen kill and cost, beside ones as drawn"),
     "shrunk": ("coverage", "shrunk", "[SEED]: how small the minimal cases of planted faults are"),
     "modes": (

@@ -55,6 +55,7 @@ ROWS: Final[tuple[Row, ...]] = (
             *("reference_fsdp2:bookkeeping", "reference_fsdp2:flash_bookkeeping"),
         )
     ),
+    Row("reference_fsdp2:bookkeeping ignored", "reference_fsdp2:bookkeeping", ("*.ignored",)),
     *(
         _of_model(name, batch, adapter=adapter)
         for adapter in ("reference", "reference:bookkeeping", "reference:flash_bookkeeping")

@@ -1,4 +1,4 @@
-"""What a night holds, as data: the nightly tests, the laws, the soak, misbehaving sessions, power, claims, tables.
+"""What a night holds: nightly tests, laws, the soak, misbehaving sessions, branches, power, claims, tables.
 
 Tests of the day are no part of it. Nightly laws of pytest are: each law is judged on each honest adapter below.
 """
@@ -14,6 +14,7 @@ from typing import Final
 
 from benchmarks import sessions as misbehaving
 from benchmarks import soak
+from benchmarks.branches.rows import ROWS
 from benchmarks.kept import Kept
 from benchmarks.night import reading
 from benchmarks.night.record import ROOT
@@ -43,6 +44,7 @@ _SLOW: Final = {
 }
 _SOAK, _SESSIONS = 3, 24
 """Slices of the soak, of 8 minutes each, and of all misbehaving sessions, of which a night has a third."""
+_THIRD: Final = 3
 _TABLES: Final[tuple[tuple[tuple[str, ...], float], ...]] = (
     (("schedules", "200"), 150.0),
     (("processes", "100"), 200.0),
@@ -129,6 +131,15 @@ def sessions(measured: Mapping[str, float], seed: int) -> Iterator[Slice]:
         yield _slice("sessions", name, command, _expected(measured, 300.0)(name), reading.sessions)
 
 
+def reached(measured: Mapping[str, float], seed: int) -> Iterator[Slice]:
+    """Sessions that reach branches of the reference, each of which must take what it was the first to take: a third."""
+    for number, row in enumerate(ROWS):
+        if (number + seed) % _THIRD == 0:
+            yield _slice(
+                "branches", row.name, ("benchmarks", "branches-now", row.name), _expected(measured, 90.0)(row.name)
+            )
+
+
 def power(measured: Mapping[str, float], seed: int) -> Iterator[Slice]:
     """How small an error is found, family by family; a false alarm is a failure."""
     for family in FAMILIES:
@@ -175,6 +186,7 @@ PARTS: Final[tuple[Part, ...]] = (
     Part("laws", f"each law on each honest adapter, {PROFILES[_PROFILE]} cases", _CODE, laws),
     Part("soak", "honest adapters on other seeds", _CODE, soaked),
     Part("sessions", "implementations that misbehave, each by one of three ways in", _CODE, sessions),
+    Part("branches", "branches of the reference that a third of the sessions reach", _CODE, reached),
     Part("power", "how small an error is found", _CODE, power),
     Part("claims", "what people say, measured", _CODE, claims),
     Part("tables", "studies that documents quote", _CODE, tables),
