@@ -12,6 +12,7 @@ import torch.multiprocessing as mp
 
 from fsdpcheck.engines._simulated.in_process import Program
 from fsdpcheck.execution import Execution, RankResult, RunRequest
+from fsdpcheck.execution.assembly import assemble
 from fsdpcheck.program import rank_program
 
 
@@ -45,7 +46,7 @@ class ThreadedGroupEngine:
         self._threaded._uninstall_threaded_pg()
         if errors:
             raise errors[0]
-        return Execution(self.name, request, results)
+        return assemble(Execution(self.name, request, results))
 
     def _rank(
         self, request: RunRequest, rank: int, store: dist.Store, results: list[RankResult], errors: list[BaseException]
@@ -87,7 +88,7 @@ class SpawnEngine:
                 torch.load(os.path.join(path, f"rank{rank}"), weights_only=False)
                 for rank in range(request.case.world_size)
             ]
-        return Execution(self.name, request, results)
+        return assemble(Execution(self.name, request, results))
 
     def close(self) -> None:
         """Nothing outlives a run."""

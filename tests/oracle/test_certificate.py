@@ -252,7 +252,12 @@ def test_a_layer_norm_off_the_grid_is_rejected(monkeypatch: pytest.MonkeyPatch) 
 
 
 @pytest.mark.parametrize(
-    ("layer", "why"), [(nn.Softplus(), "has no rule; next: the tier of real numbers"), (nn.Tanh(), "leaves every grid")]
+    ("layer", "why"),
+    [
+        (nn.Softshrink(), "has no rule; next: the tier of real numbers"),
+        (nn.Tanh(), "leaves every grid"),
+        (nn.Softplus(), "leaves every grid"),
+    ],
 )
 def test_a_function_that_no_grid_holds_is_rejected(monkeypatch: pytest.MonkeyPatch, layer: nn.Module, why: str) -> None:
     monkeypatch.setattr(layers, "activation", lambda kind: layer)
