@@ -105,6 +105,13 @@ def test_backward_is_linear_exact_and_alive(route: str) -> None:
         assert bool(together.any())
 
 
+def test_an_elu_that_is_written_over_its_input_has_the_slope_of_its_result() -> None:
+    x = torch.tensor([-4.0, -1.0, 0.0, 3.0], dtype=torch.float64)
+    with surrogates.installed():
+        found = pulled(ROUTES["F.elu in place"][0], x, torch.ones_like(x))
+    assert found.tolist() == [0.0, 0.5, 1.0, 1.0]
+
+
 ROW_BY_ROW = sorted(set(DIFFERENTIABLE) - {"cross-entropy"})
 
 
