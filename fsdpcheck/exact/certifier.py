@@ -6,6 +6,7 @@ without a rule, a value off every grid, or a sum that takes too many bits raises
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -52,6 +53,12 @@ _CONVOLUTIONS = ("convolution", "convolution_backward")
 _PRODUCTS = ("mm", "bmm", "addmm", "baddbmm", "mv", "dot", *_CONVOLUTIONS)
 _ADDITIONS = ("add", "add_", "sub", "sub_", "rsub")
 _MASKED = ("threshold_backward", "hardtanh_backward", "hardshrink_backward", "masked_fill", "masked_fill_")
+
+_CHOOSING = (
+    *("clamp", "clamp_", "clamp_min", "clamp_min_", "clamp_max", "clamp_max_", "hardtanh", "hardtanh_"),
+    *("maximum", "minimum"),
+)
+"""Moves of whichever operand, or bound, is the greater or the less."""
 
 
 @dataclass
@@ -271,6 +278,13 @@ class Certifier(TorchDispatchMode):  # type: ignore[no-untyped-call]
         traced = _mapped(self._traced, moved)
         exponents = [value.exponent for value in _flat(traced) if isinstance(value, Operand)]
         plain = _mapped(lambda value: value.magnitude if isinstance(value, Operand) else value, traced)
+        if name in _CHOOSING:  # of absolute values it would choose others
+            with without_modes():
+                chosen = result.detach()
+                some = [value for value in _flat(plain) if isinstance(value, Tensor)]
+                terms = functools.reduce(torch.maximum, some, chosen.abs())
+                self._remember(result, Bound(terms, min(*exponents, grid_exponent(chosen))))
+            return
         terms = func(*plain, *args[len(moved) :], **kwargs)
         self._remember(result, Bound(terms if _complex(terms) else terms.abs(), min(exponents)))
 

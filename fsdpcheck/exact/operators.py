@@ -87,7 +87,7 @@ MOVES: Final[frozenset[Function]] = frozenset(
         "floor": "default", "ceil": "default", "round": "default", "remainder": "Scalar",
         "squeeze_": "dim dims default",
         "as_strided": "default", "expand_as": "default", "diagonal": "default", "repeat": "default",
-        "sort": "default stable", "max": "dim", "min": "dim", "median": "dim", "kthvalue": "default",
+        "sort": "stable", "max": "dim", "min": "dim",
         "view_as_complex": "default", "view_as_real": "default",
     }.items()
     for overload in overloads.split()
