@@ -63,13 +63,28 @@ def _is_of(name: str, group: Sequence[Finding]) -> bool:
     return any(re.search(faults.ALL[name].cause, finding.cause) for finding in group)
 
 
-def session(planted: Sequence[str], profile: str) -> list[Finding]:
-    """All findings of ``fsdpcheck run`` on the reference with these faults. Raises RuntimeError for an error."""
+def session(planted: Sequence[str], profile: str, *laws: str) -> list[Finding]:
+    """All findings of ``fsdpcheck run`` on the reference with these faults, of all laws or of these.
+
+    Raises RuntimeError for an error.
+    """
     installs = [word for name in planted for word in ("--install", f"fsdpcheck.impl.faults:{name}")]
     with tempfile.TemporaryDirectory(prefix="fsdpcheck-roots-") as scratch:
         file = Path(scratch) / "report.json"
-        asked = ("run", "--adapter", "reference", *installs, "--profile", profile, "--no-confirm", "--json", str(file))
-        command = (sys.executable, "-m", "fsdpcheck", *asked)
+        chosen = [word for law in laws for word in ("--law", law)]
+        asked = (
+            "run",
+            "--adapter",
+            "reference",
+            *installs,
+            *chosen,
+            "--profile",
+            profile,
+            "--no-confirm",
+            "--json",
+            str(file),
+        )
+        command = (sys.executable, "-m", "fsdpcheck", *asked, "--no-confirm", "--json", str(file))
         ran = subprocess.run(command, capture_output=True, text=True, check=False)
         if not file.exists():
             raise RuntimeError(f"exit code {ran.returncode}: {ran.stderr[-2000:]}")
