@@ -11,6 +11,7 @@ from functools import partial
 from fsdpcheck.case import MeshSpec, SamplerCase
 from fsdpcheck.case.sampler import epoch_steps
 from fsdpcheck.checks.poisson import assert_poisson, assert_rate
+from fsdpcheck.checks.sampler_seeds import assert_seed_matters
 from fsdpcheck.checks.samplers import (
     assert_dealt_out,
     assert_equal_steps,
@@ -27,12 +28,15 @@ from fsdpcheck.strategies import BuiltSpace, SamplerSpace, samplers_and_kernels
 
 _SHARES = SamplerSpace(kind="epochs")
 _EPOCHS = SamplerSpace(kind="epochs", several=True)
+_SHUFFLED = _EPOCHS.but(shuffled=True)
 _MANY_EPOCHS = BuiltSpace(
     build=partial(samplers_and_kernels.many_epochs, chance=FALSE_ALARM), words="one case of many shuffled epochs"
 )
 _DRAWS = SamplerSpace(kind="poisson")
 _LONG = SamplerSpace(kind="poisson", steps=(128, 128), certain=False, two_epochs=True)
 """256 steps: two records that always agree then do so by chance below 1e-27."""
+_EVEN = SamplerSpace(kind="poisson", steps=(40, 40), rates=(0.5,), certain=False)
+"""40 even draws of each record in an epoch: two seeds give all of them alike by chance below 1e-12."""
 _MANY = BuiltSpace(build=samplers_and_kernels.many_draws, words="one case of 2^20 draws with probability 1/2")
 _SELDOM_LARGE = BuiltSpace(build=samplers_and_kernels.seldom_large, words="one case of 1024 steps of 64 records")
 
@@ -41,6 +45,11 @@ def _later(case: SamplerCase) -> SamplerCase:
     """The case from the middle of every epoch on."""
     later = epoch_steps(case.sampling, case.mesh) // 2
     return replace(case, sampling=replace(case.sampling, start=later))
+
+
+def _reseeded(case: SamplerCase) -> SamplerCase:
+    """The case with the seed beside its own."""
+    return replace(case, seed=case.seed ^ 1)
 
 
 @law("samplers.dealt", promise="epochs", space=_SHARES.but(must_occur=("several ranks",)))
@@ -75,6 +84,19 @@ def test_every_epoch_has_an_order_of_its_own(case: SamplerCase, run: Run) -> Non
     Source: accelerate#4071, where a resumed epoch was the first one again.
     """
     assert_orders(run(case), run(case))
+
+
+@law("samplers.seeded", promise="epochs", space=_SHUFFLED.but(must_occur=("several ranks",)))
+def test_another_seed_gives_other_orders(case: SamplerCase, run: Run) -> None:
+    """With another seed each shuffled epoch has another order: the seed that a user gives reaches the sampler.
+
+    D records of which k are dealt out, E epochs: right orders are called wrong with probability E (D - k)! / D! at
+    most, which is below 1e-9 in each case. Asked of shuffled epochs alone.
+    Not seen: orders that follow from no seed (samplers.epochs); an epoch of one seed that is another epoch of another,
+    as DistributedSampler has them, which adds seed and epoch.
+    Source: torchtune#2339, fairchem#697, Lightning#7024, transformers#11406, where the seed was always 0.
+    """
+    assert_seed_matters(run(case), run(_reseeded(case)))
 
 
 @law("samplers.shuffled", promise="epochs", space=_MANY_EPOCHS.but(ranks=2))
@@ -137,6 +159,18 @@ def test_records_join_independently_with_one_probability(case: SamplerCase, run:
     Source: Opacus#271, private-transformers#7, jax_privacy#84.
     """
     assert_poisson(run(case))
+
+
+@law("samplers.poisson-seeded", promise="poisson", space=_EVEN.but(must_occur=("several ranks",)))
+def test_another_seed_gives_other_draws(case: SamplerCase, run: Run) -> None:
+    """With another seed each share draws other records in each epoch: the seed reaches the draws of every rank.
+
+    q the probability, P shares, E epochs of S steps: right draws are called wrong with probability E P (q^2 + (1 -
+    q)^2)^S at most, which is below 1e-9 in each case. Asked of shares that draw some record.
+    Not seen: draws that follow from no seed (samplers.poisson-resumed), and draws of two seeds that are alike in part.
+    Source: no public report known of Poisson draws; fairchem#697, a sampler whose seed was always 0.
+    """
+    assert_seed_matters(run(case), run(_reseeded(case)))
 
 
 @law("samplers.poisson-rate", promise="poisson", space=_MANY)

@@ -23,7 +23,6 @@ _EXTENTS = (1, 2, 3, 5, 15, 16, 17, 18, 1, 2, 3, 33)
 """Sizes around those of the smallest tile, 16, and of two of them."""
 _WIDE = (3, 33, 49, 65)
 """Sizes that take three tiles or more: sums of two partials are the same in both orders."""
-_RATES = (0.5, 0.25, 0.125, 0.75)
 
 
 @st.composite
@@ -58,7 +57,7 @@ def draws(draw: st.DrawFn, space: SamplerSpace, features: Features, world_sizes:
         batch_size=draw(st.integers(1, 4)),
         epochs=draw(st.integers(1, 2)),
         steps=draw(st.integers(*space.steps)),
-        rate=draw(among((*_RATES, 1.0) if space.certain else _RATES)),
+        rate=draw(among((*space.rates, 1.0) if space.certain else space.rates)),
         shards=along_shards,
         replicas=along_replicas,
     )
@@ -68,9 +67,14 @@ def draws(draw: st.DrawFn, space: SamplerSpace, features: Features, world_sizes:
 def sampled(space: SamplerSpace, features: Features, world_sizes: Sequence[int]) -> st.SearchStrategy[SamplerCase]:
     """Cases of ``space`` on one of these numbers of ranks."""
     if space.kind == "epochs":
-        return shares(space, features, world_sizes)
+        dealt = shares(space, features, world_sizes)
+        return dealt.map(_shuffled) if space.shuffled else dealt
     drawn = draws(space, features, world_sizes)
     return drawn.map(_in_two_epochs) if space.two_epochs else drawn
+
+
+def _shuffled(case: SamplerCase) -> SamplerCase:
+    return replace(case, sampling=replace(case.sampling, shuffle=True))
 
 
 def _in_two_epochs(case: SamplerCase) -> SamplerCase:

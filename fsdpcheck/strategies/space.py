@@ -198,13 +198,16 @@ class CaseSpace(Space):
 class SamplerSpace(Space):
     """Cases that sample and train nothing: epochs dealt out in shares, or Poisson draws of few records.
 
-    ``several``: of epochs, two or three of 16 records or more, and two steps or more. Of Poisson draws: ``steps``: the
-    fewest and the most; ``certain``: also with probability 1; ``two_epochs``: always two.
+    ``several``: of epochs, two or three of 16 records or more, and two steps or more; ``shuffled``: each of them. Of
+    Poisson draws: ``steps``: the fewest and the most; ``rates``: probabilities to draw from, ``certain``: and 1;
+    ``two_epochs``: always two.
     """
 
     kind: Literal["epochs", "poisson"]
     several: bool = False
+    shuffled: bool = False
     steps: tuple[int, int] = (2, 12)
+    rates: tuple[float, ...] = (0.5, 0.25, 0.125, 0.75)
     certain: bool = True
     two_epochs: bool = False
 

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import torch
 
+from ..noise import gaussian
 from ..sampling import poisson
 from ._fault import Function, Hit, fault
 
@@ -78,6 +80,24 @@ def epoch_never_told(original: Function, hit: Hit) -> Function:
     def planted(self: Any, epoch: int) -> list[int]:
         hit()
         order: list[int] = original(self, 0)
+        return order
+
+    return planted
+
+
+@fault(
+    "sampling.epochs:EpochSampler.order",
+    "a sampler that is made without the user's seed, https://github.com/meta-pytorch/torchtune/issues/2339",
+    "samplers.seeded",
+    cause="seed does not reach the shuffle",
+)
+def orders_of_seed_zero(original: Function, hit: Hit) -> Function:
+    """The order of an epoch is that of seed 0, whatever the seed is."""
+
+    def planted(self: Any, epoch: int) -> list[int]:
+        if self.shuffle:
+            hit()
+        order: list[int] = original(replace(self, key=gaussian.seeded(0)), epoch)
         return order
 
     return planted
@@ -220,6 +240,23 @@ def batches_of_one_size(original: Function, hit: Hit) -> Function:
         size = round(self.rate * len(self.own))
         joined = uniform.argsort()[:size].sort().values.add(self.own.start).tolist()
         return self.dealt_out(joined)
+
+    return planted
+
+
+@fault(
+    "sampling.poisson:PoissonSampler.draw",
+    "a sampler that is made without the user's seed, https://github.com/facebookresearch/fairchem/pull/697",
+    "samplers.poisson-seeded",
+    cause="seed does not reach the draws",
+)
+def draws_of_seed_zero(original: Function, hit: Hit) -> Function:
+    """Records are drawn as with seed 0, whatever the seed is."""
+
+    def planted(self: Any, step: int) -> list[list[int]]:
+        hit()
+        drawn: list[list[int]] = original(replace(self, key=gaussian.seeded(0)), step)
+        return drawn
 
     return planted
 
