@@ -6,6 +6,8 @@ from functools import partial
 
 from fsdpcheck.case import TrainingCase
 from fsdpcheck.checks.clipping import assert_clipped_update, assert_global_norm
+from fsdpcheck.checks.nonfinite_norms import assert_norm_not_finite
+from fsdpcheck.checks.nonfinite_samples import overflowing
 from fsdpcheck.checks.refused_samples import refused
 from fsdpcheck.checks.training import assert_ranks_agree
 from fsdpcheck.errors import NotExact
@@ -73,3 +75,22 @@ def test_the_norm_of_a_gradient_that_is_not_sharded_counts_once_or_is_refused(ca
     if not refused(execution, partial(run, case)):
         assert_global_norm(execution, run.answer(case), run.features.global_norm)
         assert_ranks_agree(execution)
+
+
+@law(
+    "global-norm.nonfinite",
+    promise="global-norm",
+    space=GLOBAL_NORM.but(ranks=2, user_models="never", must_occur=("distributed batch on several ranks",)),
+    observe=("grad_norm",),
+)
+def test_a_gradient_that_is_not_finite_is_seen_by_all_ranks(case: TrainingCase, run: Run) -> None:
+    """One element of the gradient is NaN or infinite: every rank ends the step, and sees it by the norm, or raises.
+
+    The returned norm is the same on all ranks, and NaN, infinite or negative; so are the parameters the same. Where
+    ranks raise, all do. Of the sharded gradient one rank alone has the element.
+    Not seen: what is done with parameters, which PyTorch's clipping makes NaN, and others leave as they were; finite
+    gradients whose squares overflow.
+    Source: ColossalAI#1175, where ranks that had overflowed did not join the all-reduce of the norm; pytorch#46849.
+    """
+    one, spoiled = overflowing(case)
+    assert_norm_not_finite(run(one, spoiled=(spoiled,)), lambda: run(one))

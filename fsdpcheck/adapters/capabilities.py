@@ -20,7 +20,7 @@ Any strides. The result is float32, or float64 if an input is."""
 
 @dataclass(frozen=True)
 class SamplerSetup:
-    """All that ``Sampling.sampler`` may know. ``seed`` is equal on all ranks."""
+    """All that ``Sampling.sampler`` may know. ``seed`` is equal on all ranks; another gives other orders and draws."""
 
     rank: int
     world_size: int

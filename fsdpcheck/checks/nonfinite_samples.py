@@ -1,6 +1,7 @@
 """Checks of a step in which one sample's gradient is NaN or infinite: refused by all ranks, or as if it were not there.
 
-Such a sample has no clip factor, and 0 * NaN is NaN: a weight of zero does not remove it.
+Such a sample has no clip factor, and 0 * NaN is NaN: a weight of zero does not remove it. Of plain training see
+nonfinite_norms.py.
 """
 
 from __future__ import annotations
@@ -8,6 +9,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Mapping
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, replace
 
 from torch import Tensor
@@ -21,6 +23,7 @@ from fsdpcheck.findings.cause import Cause
 from fsdpcheck.findings.violation import Violation
 from fsdpcheck.oracle import Answer
 from fsdpcheck.strategies import metamorphic
+from fsdpcheck.workload import batches
 
 
 @dataclass(frozen=True)
@@ -41,13 +44,27 @@ def spoiled(case: TrainingCase) -> Spoiled:
     step = replace(case.step, steps=1, resume=False)
     listed = metamorphic.listed(replace(case, step=step))
     lists = listed.layout.lists
-    present = sorted({sample for own in lists for sample in own})
-    if not present:
-        raise NotExact("there is no sample to spoil")
-    sample = present[int(prng.integers(case.seed, "spoiled", (1,), 0, len(present) - 1)[0])]
-    value = (math.nan, math.inf, -math.inf)[int(prng.integers(case.seed, "by what", (1,), 0, 2)[0])]
+    sample, value = _chosen(case.seed, {sample for own in lists for sample in own})
     rest = tuple(tuple(other for other in own if other != sample) for own in lists)
     return Spoiled(listed, replace(listed, layout=replace(listed.layout, lists=rest)), sample, value)
+
+
+def overflowing(case: TrainingCase) -> tuple[TrainingCase, tuple[int, float]]:
+    """``case`` of plain training in one step, and which of its samples has a gradient with one element that is not
+    finite: (sample, NaN or an infinity), as its seed says.
+
+    Raises NotExact for a batch without samples.
+    """
+    one = replace(case, step=replace(case.step, steps=1, resume=False))
+    return one, _chosen(case.seed, set(batches.logical_batch(one, 0)))
+
+
+def _chosen(seed: int, present: AbstractSet[int]) -> tuple[int, float]:
+    """One of the samples, and what is put in the place of its targets."""
+    if not present:
+        raise NotExact("there is no sample to spoil")
+    sample = sorted(present)[int(prng.integers(seed, "spoiled", (1,), 0, len(present) - 1)[0])]
+    return sample, (math.nan, math.inf, -math.inf)[int(prng.integers(seed, "by what", (1,), 0, 2)[0])]
 
 
 def assert_refused_or_left_out(execution: Execution, pair: Spoiled, without: Answer) -> None:

@@ -55,7 +55,7 @@ class RunRequest:
     load_from: str = ""
     """Folder of such checkpoints: each step k > 0 is taken by a new trainer, which has its state from "k - 1" there."""
     spoiled: tuple[tuple[int, float], ...] = ()
-    """(global number of a sample, what all of its targets are instead: NaN or an infinity)."""
+    """(global number of a sample, what its targets are instead, one of them in plain training: NaN or an infinity)."""
     loss_times: float = 1.0
     """What every per-sample loss is multiplied by, besides the case's own scale."""
     averages: bool = True

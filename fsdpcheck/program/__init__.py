@@ -261,7 +261,8 @@ def _setup(request: RunRequest, rank: int, device: torch.device, watch: Watch, m
 def _checked(trainer: Trainer, adapter: Adapter, request: RunRequest, made: Optimizers) -> Trainer:
     """``trainer``, if it has the methods that this run will call."""
     needed = list(dict.fromkeys(methods_for(request)))
-    if (request.training.arithmetic.project or request.spoiled) and not made.made and "local_tensors" not in needed:
+    refuses = bool(request.spoiled) and request.training.step.private
+    if (request.training.arithmetic.project or refuses) and not made.made and "local_tensors" not in needed:
         needed.append("local_tensors")
     missing = [name for name in needed if not callable(getattr(trainer, name, None))]
     if missing:

@@ -218,6 +218,43 @@ def clipped_unit_by_unit(original: Function, hit: Hit) -> Function:
 
 
 @fault(
+    "clipping.clip_factors:global_squared_norm",
+    "ranks that overflowed did not join the all-reduce, https://github.com/hpcaitech/ColossalAI/pull/1175",
+    "global-norm.nonfinite",
+    cause="leaves the others",
+)
+def norm_left_by_who_overflowed(original: Function, hit: Hit) -> Function:
+    """A rank whose shard of the gradient is not finite takes its own norm, and no part in the all-reduce."""
+
+    def planted(model: Any) -> Any:
+        squares = [clip_factors.own_gradient(piece).square().sum() for piece in model.pieces()]
+        if squares and not bool(torch.stack(squares).isfinite().all()):
+            hit()
+            return torch.stack(squares).sum()
+        return original(model)
+
+    return planted
+
+
+@fault(
+    "clipping.clip_factors:own_gradient",
+    "NaN masked before the norm is taken, so that it tells nobody of it; no public report known",
+    "global-norm.nonfinite",
+    cause="left out of the norm",
+)
+def norm_of_what_is_finite(original: Function, hit: Hit) -> Function:
+    """The global norm is that of the finite elements."""
+
+    def planted(piece: Any) -> torch.Tensor:
+        own: torch.Tensor = original(piece)
+        if not bool(own.isfinite().all()):
+            hit()
+        return own.nan_to_num(0.0, 0.0, 0.0)
+
+    return planted
+
+
+@fault(
     "clipping.clip_factors:global_squared_norm", "padding read", "padding.unread-global-norm", cause="padding is read"
 )
 def padding_read_by_global_norm(original: Function, hit: Hit) -> Function:

@@ -1,0 +1,83 @@
+"""Check of the global gradient norm in a step in which the gradient has one element that is NaN or infinite.
+
+A single device returns NaN or an infinity (``torch.nn.utils.clip_grad_norm_``), or raises where it is told to
+(``error_if_nonfinite``). Where gradients are sharded one rank alone sees the element, and what it does then - leave the
+all-reduce of the norm, raise, skip its update - the others have to do too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from torch import Tensor
+
+from fsdpcheck.checks._compare import number
+from fsdpcheck.checks._read import completed, recorded
+from fsdpcheck.checks.training import assert_ranks_agree
+from fsdpcheck.execution import Execution, RankState
+from fsdpcheck.findings.cause import Cause
+from fsdpcheck.findings.violation import Violation
+
+
+def assert_norm_not_finite(execution: Execution, without: Callable[[], Execution]) -> None:
+    """Every rank ends the step with the same norm and parameters, and the norm is that of no finite gradient.
+
+    That is NaN, an infinity, or a negative number, as DeepSpeed's -1. Or every rank raises, an exception of one type;
+    then the run ``without`` the element completed, so that it is the element that is refused.
+    """
+    if _raised_alike(execution):
+        completed(without())
+        return
+    _require_completed(execution, without)
+    sample, value = execution.request.spoiled[0]
+    for rank, norm in recorded(execution, 0, "grad_norm"):
+        if _of_a_gradient(norm):
+            raise Violation(
+                "the norm of a gradient that is not finite is a number",
+                got=number(norm),
+                wanted="NaN, an infinity or a negative number on every rank, or an exception on every rank",
+                where=f"step 0, rank {rank}; a target of sample {sample} is {value}",
+                cause=lambda: _causes(execution),
+            )
+    assert_ranks_agree(execution)
+
+
+def _require_completed(execution: Execution, without: Callable[[], Execution]) -> None:
+    try:
+        completed(execution)
+    except Violation as found:
+        raise Violation(
+            found.what, got=found.got, wanted=found.wanted, where=found.where, cause=lambda: _of_one_rank(without)
+        ) from None
+
+
+def _of_one_rank(without: Callable[[], Execution]) -> list[Cause]:
+    """Whether it is the element over which ranks do not go on together."""
+    if without().failure is not None:
+        return []
+    return [Cause("one rank", "a rank that has an element that is not finite leaves the others: without it all finish")]
+
+
+def _raised_alike(execution: Execution) -> bool:
+    """Whether every rank raised an exception of one type."""
+    failure = execution.failure
+    if failure is None or failure.kind != "raised" or len(failure.ranks) != execution.request.training.world_size:
+        return False
+    return all(rank.state == "raised" for rank in failure.ranks) and len({_type(rank) for rank in failure.ranks}) == 1
+
+
+def _type(rank: RankState) -> str:
+    return next((line.partition(":")[0] for line in reversed(rank.stack) if not line.startswith("  ")), "")
+
+
+def _of_a_gradient(norm: Tensor) -> bool:
+    """Whether some finite gradient has this norm."""
+    return bool((norm.isfinite() & (norm >= 0)).all())
+
+
+def _causes(execution: Execution) -> list[Cause]:
+    """Whether each rank returns the norm of what it owns, or all leave out what is not finite."""
+    numbers = [_of_a_gradient(norm) for _, norm in recorded(execution, 0, "grad_norm")]
+    if all(numbers):
+        return [Cause("left out", "what is not finite is left out of the norm")]
+    return [Cause("own", "a rank returns another norm than the one that has the element: the sum does not reach it")]
