@@ -132,8 +132,8 @@ PROMISES: Final[Mapping[Promise, PromiseRow]] = {
     "padding.unread": PromiseRow("Nothing reads padding.", moments=_PADDING),
     "deferred": PromiseRow("Norms may be computed after the first backward.", promises=_PRIVATE),
     "global-norm": PromiseRow(
-        "The step clips by the global gradient norm and returns it. Of a gradient that is not finite it returns none that"
-        " is, on all ranks, or all ranks raise."
+        "The step clips by the global gradient norm and returns it. Of a gradient that is not finite no rank returns a"
+        " norm that is, or all ranks raise."
     ),
     "partial-norms": PromiseRow(
         "Each rank can form its own share of the squared norms of a replicated batch.", promises=_PRIVATE
@@ -191,7 +191,8 @@ PROMISES: Final[Mapping[Promise, PromiseRow]] = {
         promises=_PRIVATE,
     ),
     "epochs": PromiseRow(
-        "The sampler deals each epoch out to the ranks in shares of equal length, shuffled as the seed says (Sampling).",
+        "The sampler deals each epoch out to the ranks in shares of equal length, in an order that follows from seed"
+        " and epoch where it shuffles (Sampling).",
         adapter=("sampler",),
         trains=False,
     ),
