@@ -373,7 +373,9 @@ def test_a_root_without_parameters_changes_no_bit(case: TrainingCase, run: Run) 
     "features.broadcast",
     promise="features.broadcast",
     space=EQUAL_BITS.but(
-        ranks=2, must_occur=("several units", "hsdp", "frozen"), vacuous_without=("non-zero gradient",)
+        ranks=2,
+        must_occur=("several units", "hsdp", "replicas of several shards", "frozen"),
+        vacuous_without=("non-zero gradient",),
     ),
 )
 def test_ranks_that_built_other_models_all_start_from_rank_0s(case: TrainingCase, run: Run) -> None:
@@ -393,7 +395,9 @@ def test_ranks_that_built_other_models_all_start_from_rank_0s(case: TrainingCase
     "features.broadcast-buffers",
     promise="features.broadcast",
     needs_promises=("non-persistent-buffers",),
-    space=EQUAL_BITS.but(ranks=2, must_occur=("several units", "hsdp"), vacuous_without=("non-zero gradient",)),
+    space=EQUAL_BITS.but(
+        ranks=2, must_occur=("several units", "replicas of several shards"), vacuous_without=("non-zero gradient",)
+    ),
 )
 def test_buffers_that_no_state_dict_has_start_as_rank_0s_too(case: TrainingCase, run: Run) -> None:
     """Every rank builds non-persistent buffers of other values, and all compute with rank 0's, as a single device.

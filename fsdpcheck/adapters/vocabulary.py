@@ -241,7 +241,7 @@ PROMISES: Final[Mapping[Promise, PromiseRow]] = {
         for use, words in FEATURES.items()
     },
     "non-persistent-buffers": PromiseRow(
-        "With \"broadcast\" in use, buffers that no state dict has are rank 0's too.", promises=("features.broadcast",)
+        'With "broadcast" in use, buffers that no state dict has are rank 0\'s too.', promises=("features.broadcast",)
     ),
 }
 """Every promise."""
