@@ -393,8 +393,7 @@ def test_ranks_that_built_other_models_all_start_from_rank_0s(case: TrainingCase
 
 @law(
     "features.broadcast-buffers",
-    promise="features.broadcast",
-    needs_promises=("non-persistent-buffers",),
+    promise="features.broadcast-buffers",
     space=EQUAL_BITS.but(
         ranks=2, must_occur=("several units", "replicas of several shards"), vacuous_without=("non-zero gradient",)
     ),
@@ -404,7 +403,7 @@ def test_buffers_that_no_state_dict_has_start_as_rank_0s_too(case: TrainingCase,
 
     As features.broadcast, of buffers with ``persistent=False``, such as frequencies of rotary embeddings: who fills a
     model from a state dict leaves them.
-    Not seen: a user model's own, which are built alike; buffers that a forward changes; buffers without memory.
+    Not seen: a user model's own, which are built alike; buffers that a forward changes, or that have no memory yet.
     Source: LlamaFactory#10820, lmms-engine#185, where ranks other than 0 kept what lay in memory.
     """
     _starts_as_rank_0(case, run, probes.non_persistent_buffers)

@@ -23,7 +23,9 @@ class DistributedDataParallelAdapter:
     """
 
     features = Features(
-        promises=frozenset({"plain", "global-norm", "epochs", "hooks", "features.broadcast", "non-persistent-buffers"}),
+        promises=frozenset(
+            {"plain", "global-norm", "epochs", "hooks", "features.broadcast", "features.broadcast-buffers"}
+        ),
         accepts=ORDINARY - {"hsdp", "bfloat16"} | {"unequal-micro-batches", "matrix-optimizer"},
         observables=frozenset({"params", "grads", "grad_norm"}),
         arithmetic=ArithmeticRule(averaging="before"),
