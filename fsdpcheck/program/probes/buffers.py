@@ -28,7 +28,8 @@ def non_persistent_buffers(model: nn.Module, notes: Notes) -> None:
 
 def _give(model: nn.Module, name: str, persistent: bool, notes: Notes) -> None:
     first = next(model.parameters())
-    units = [*model.units.named_children()] if isinstance(getattr(model, "units", None), nn.ModuleList) else []
+    held = getattr(model, "units", None)  # a user's own model has none
+    units = [*held.named_children()] if isinstance(held, nn.ModuleList) else []
     for path, module in [("", model), *((f"units.{number}.", unit) for number, unit in units)]:
         built = first.detach().new_full((1,), 2.0 ** (notes.rank + 1))
         module.register_buffer(name, built, persistent=persistent)
