@@ -23,12 +23,13 @@ from fsdpcheck.checks.features import (
     has_slopes,
     in_effect,
 )
-from fsdpcheck.checks.initial_parameters import assert_starts_from_rank_0
+from fsdpcheck.checks.initial_parameters import assert_computes_with_buffers_of_rank_0, assert_starts_from_rank_0
 from fsdpcheck.errors import InvalidCase, NotApplicable, NotExact
 from fsdpcheck.execution import Execution
 from fsdpcheck.judging.registry import law
 from fsdpcheck.judging.run import Run
 from fsdpcheck.program import probes
+from fsdpcheck.program.probe import Probe
 from fsdpcheck.strategies import EQUAL_BITS, PLAIN, BuiltSpace
 from fsdpcheck.workload.models import parameter_shapes
 
@@ -98,6 +99,15 @@ def _ran(case: TrainingCase, run: Run, use: Use) -> tuple[Execution, Execution]:
     using = run(case, observe, using=(use,), probes=seen)
     assert_right_with(use, using, answer)
     return without, using
+
+
+def _starts_as_rank_0(case: TrainingCase, run: Run, gives: Probe) -> None:
+    """Parameters and the buffers of the probe ``gives`` are rank 0's, and the training is the single device's."""
+    answer, observe = run.answer(case), run.features.observables & {"grads"}
+    using = run(case, observe, using=("broadcast",), probes=(probes.start_apart, gives))
+    assert_starts_from_rank_0(using, answer)
+    assert_computes_with_buffers_of_rank_0(using, answer, gives)
+    assert_right(using, answer)
 
 
 def _unnoticed(case: TrainingCase, run: Run, use: Use) -> None:
@@ -363,21 +373,40 @@ def test_a_root_without_parameters_changes_no_bit(case: TrainingCase, run: Run) 
     "features.broadcast",
     promise="features.broadcast",
     space=EQUAL_BITS.but(
-        ranks=2, must_occur=("several units", "hsdp", "frozen"), vacuous_without=("non-zero gradient",)
+        ranks=2,
+        must_occur=("several units", "hsdp", "replicas of several shards", "frozen"),
+        vacuous_without=("non-zero gradient",),
     ),
 )
 def test_ranks_that_built_other_models_all_start_from_rank_0s(case: TrainingCase, run: Run) -> None:
     """Every rank builds its model with other values, all start from rank 0's, and training is the single device's.
 
-    Sees ranks, replicas, units or single parameters that keep what they have built; no element is built alike by two
-    ranks. Private training too.
-    Not seen: buffers, which no case's model has.
-    Source: torchtitan#166; ``sync_module_states`` of FSDP1; claim D14 of docs/claims.md.
+    Sees ranks, replicas, units, single parameters or buffers that keep what they have built; no element is built alike
+    by two ranks. The model, and each unit of a drawn one, has a buffer that a state dict has, and its forward needs it.
+    Private training too.
+    Not seen: buffers that no state dict has (features.broadcast-buffers); a user model's own, which are built alike.
+    Source: torchtitan#166; pytorch#178569, buffers that did not reach other replicas; accelerate#3921; claim D14 of
+    docs/claims.md.
     """
-    answer, observe = run.answer(case), run.features.observables & {"grads"}
-    using = run(case, observe, using=("broadcast",), probes=(probes.start_apart,))
-    assert_starts_from_rank_0(using, answer)
-    assert_right(using, answer)
+    _starts_as_rank_0(case, run, probes.persistent_buffers)
+
+
+@law(
+    "features.broadcast-buffers",
+    promise="features.broadcast-buffers",
+    space=EQUAL_BITS.but(
+        ranks=2, must_occur=("several units", "replicas of several shards"), vacuous_without=("non-zero gradient",)
+    ),
+)
+def test_buffers_that_no_state_dict_has_start_as_rank_0s_too(case: TrainingCase, run: Run) -> None:
+    """Every rank builds non-persistent buffers of other values, and all compute with rank 0's, as a single device.
+
+    As features.broadcast, of buffers with ``persistent=False``, such as frequencies of rotary embeddings: who fills a
+    model from a state dict leaves them.
+    Not seen: a user model's own, which are built alike; buffers that a forward changes, or that have no memory yet.
+    Source: LlamaFactory#10820, lmms-engine#185, where ranks other than 0 kept what lay in memory.
+    """
+    _starts_as_rank_0(case, run, probes.non_persistent_buffers)
 
 
 @law(

@@ -35,7 +35,7 @@ Promise = Literal[
     "features.unshard", "features.prefetch", "features.some-sync", "features.late-all-reduce",
     "features.divide-factor", "features.no-gather", "features.checkpointing", "features.meta", "features.state-dict",
     "features.ignored", "features.columns", "features.compiled", "features.bare-root", "features.groups-of-two",
-    "features.broadcast",
+    "features.broadcast", "features.broadcast-buffers",
 ]  # fmt: skip
 """What an adapter can promise; each law names one."""
 
@@ -244,6 +244,9 @@ PROMISES: Final[Mapping[Promise, PromiseRow]] = {
         cast(Promise, f"features.{use}"): PromiseRow(f'A plain step is the same bits with "{use}" in use: {words}.')
         for use, words in FEATURES.items()
     },
+    "features.broadcast-buffers": PromiseRow(
+        'With "broadcast" in use, buffers that no state dict has are rank 0\'s too.', promises=("features.broadcast",)
+    ),
 }
 """Every promise."""
 

@@ -1,4 +1,4 @@
-"""Checks of how a training starts where every rank has built another model."""
+"""Checks of how a training starts where every rank has built another model: its parameters and its buffers."""
 
 from __future__ import annotations
 
@@ -7,10 +7,11 @@ from functools import partial
 from fsdpcheck import diagnosis
 from fsdpcheck.checks._compare import alike, differing, require_equal
 from fsdpcheck.checks._read import completed
-from fsdpcheck.errors import UsageError
+from fsdpcheck.errors import NotExact, UsageError
 from fsdpcheck.execution import Execution
 from fsdpcheck.oracle import Answer, Named
 from fsdpcheck.program import probes
+from fsdpcheck.program.probe import Probe
 
 
 def assert_starts_from_rank_0(execution: Execution, answer: Answer) -> None:
@@ -26,6 +27,26 @@ def assert_starts_from_rank_0(execution: Execution, answer: Answer) -> None:
     for result in ranks:
         what = "training does not start from what rank 0 has built"
         require_equal(what, result.initial, built[0], f"rank {result.rank}", cause)
+
+
+def assert_computes_with_buffers_of_rank_0(execution: Execution, answer: Answer, gives: Probe) -> None:
+    """In the first forward each rank, of every replica, computes with the buffers that rank 0 has built, bit for bit.
+
+    ``gives``: the probe that gave them. Raises UsageError for a run without it, and NotExact for one in which a rank
+    calls no module that has such a buffer: with what it computes is then not known.
+    """
+    ranks = completed(execution)
+    noted = [[value for _, _, value in gives.saw(result)] for result in ranks]
+    if not all(noted):
+        raise UsageError(f"ranks noted no buffers that they have built; next: run with {gives.name}")
+    built: list[Named] = [own[0] for own in noted]
+    used: list[Named] = [{name: value for one in own[1:] for name, value in one.items()} for own in noted]
+    if not all(used):
+        raise NotExact("some rank calls no module that has a buffer")
+    cause = partial(diagnosis.of_buffers, answer.case, built, used)
+    for rank, own in enumerate(used):
+        wanted = {name: built[0][name] for name in own}
+        require_equal("a buffer is not what rank 0 has built", own, wanted, f"rank {rank}", cause)
 
 
 def _built(execution: Execution, rank: int) -> Named:

@@ -47,7 +47,7 @@ from fsdpcheck.diagnosis.cause_fit import (
 )
 from fsdpcheck.diagnosis.collectives import of_failure
 from fsdpcheck.diagnosis.global_norm import of_clipped_update, of_grad_norm, unasked
-from fsdpcheck.diagnosis.initial_parameters import of_start
+from fsdpcheck.diagnosis.initial_parameters import of_buffers, of_start
 from fsdpcheck.diagnosis.shards import stood_still
 from fsdpcheck.findings.cause import PATTERN, Cause, Causes
 from fsdpcheck.oracle import INSTRUMENT, Answer, Named, StepAnswer
@@ -57,6 +57,7 @@ __all__ = [
     "checkpoint",
     "conventions",
     "noise",
+    "of_buffers",
     "of_clipped_update",
     "of_deferred",
     "of_factors",

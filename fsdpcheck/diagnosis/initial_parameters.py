@@ -1,4 +1,4 @@
-"""Causes of a training that does not start from rank 0's model, where every rank has built another one.
+"""Causes of a training that does not start from rank 0's model and buffers, where every rank has built other ones.
 
 No two ranks have built an element alike, so of each wrong value it can be told whose it is.
 """
@@ -27,7 +27,7 @@ def of_start(case: TrainingCase, built: Sequence[Named], shown: Sequence[Named])
         return [Cause("another rank's", f"all ranks start from what rank {other} has built, not from rank 0's")]
     names = {name for own in wrong for name in own}
     found = _of_units(case, names)
-    if _only_later_replicas(case, wrong):
+    if _only_later_replicas(case, wrong, models.parameter_shapes(case)):
         text = "replicas other than the first start from what their own ranks have built: rank 0's does not reach them"
         alone = [] if case.mesh.dp_shard > 1 else [cause for cause in found or () if cause.key == "ranks apart"]
         return [Cause("replicas apart", text), *alone]
@@ -35,6 +35,24 @@ def of_start(case: TrainingCase, built: Sequence[Named], shown: Sequence[Named])
         return found
     text = f"{', '.join(sorted(names))}: each rank keeps what it has built, rank 0's does not reach it"
     return [*found, Cause("parameters apart", text, PATTERN)]
+
+
+def of_buffers(case: TrainingCase, built: Sequence[Named], used: Sequence[Named]) -> Causes | None:
+    """Causes of the buffers that ranks compute with (``used``, by rank), if not all are what rank 0 has built."""
+    if any(own.keys() != built[0].keys() for own in used):
+        return None  # a rank shows some of them alone
+    wrong = [_builders(built, own) for own in used]
+    if (other := _same_for_all(built, used)) is not None:
+        return [Cause("another rank's", f"all ranks compute with the buffers of rank {other}, not with rank 0's")]
+    found: list[Cause] = []
+    if _only_later_replicas(case, wrong, built[0]):
+        text = "replicas other than the first compute with buffers of their own ranks: rank 0's do not reach them"
+        found.append(Cause("replicas apart", text))
+    if all(builders == {rank} for rank, own in enumerate(wrong) for builders in own.values()):
+        names = sorted({name for own in wrong for name in own})
+        text = f"{', '.join(names)}: each rank keeps the buffer that it has built, rank 0's does not reach it"
+        found.append(Cause("buffers apart", text))
+    return found
 
 
 def _of_units(case: TrainingCase, wrong: set[str]) -> Causes | None:
@@ -73,9 +91,11 @@ def _same_for_all(built: Sequence[Named], shown: Sequence[Named]) -> int | None:
     return next(ranks, None)
 
 
-def _only_later_replicas(case: TrainingCase, wrong: Sequence[Mapping[str, set[int]]]) -> bool:
-    """Whether all of the model is wrong in all replicas but the first, each by what its own ranks have built."""
-    size, at, every = case.mesh.dp_shard, [rank for rank, own in enumerate(wrong) if own], models.parameter_shapes(case)
+def _only_later_replicas(
+    case: TrainingCase, wrong: Sequence[Mapping[str, set[int]]], every: Mapping[str, object]
+) -> bool:
+    """Whether all of ``every`` is wrong in all replicas but the first, each by what its own ranks have built."""
+    size, at = case.mesh.dp_shard, [rank for rank, own in enumerate(wrong) if own]
     inside = all(other // size == rank // size for rank in at for ranks in wrong[rank].values() for other in ranks)
     whole = all(wrong[rank].keys() == every.keys() for rank in at)
     return case.mesh.dp_replicate > 1 and at == list(range(size, len(wrong))) and inside and whole

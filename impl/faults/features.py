@@ -195,6 +195,47 @@ def broadcast_from_the_last_rank(original: Function, hit: Hit) -> Function:
     return planted
 
 
+@fault(
+    "sharding.initial_sync:sync_buffers",
+    "buffers that reach one module alone, https://github.com/huggingface/accelerate/pull/3921",
+    "features.broadcast",
+    cause="saved_gain: each rank keeps the buffer",
+)
+def only_buffers_of_the_root_are_broadcast(original: Function, hit: Hit) -> Function:
+    """Buffers of the module itself are broadcast, those of the modules inside it are not."""
+
+    def planted(module: torch.nn.Module, *arguments: Any) -> None:
+        alone = torch.nn.Module()
+        for name, buffer in module.named_buffers(recurse=False):
+            alone.register_buffer(name, buffer)
+        if len([*module.buffers()]) > len([*alone.buffers()]):
+            hit()
+        original(alone, *arguments)
+
+    return planted
+
+
+@fault(
+    "sharding.initial_sync:sync_buffers",
+    "buffers that no state dict has, https://github.com/EvolvingLMMs-Lab/lmms-engine/pull/185",
+    "features.broadcast-buffers",
+    cause="unsaved_gain.*: each rank keeps the buffer",
+)
+def buffers_broadcast_from_a_state_dict(original: Function, hit: Hit) -> Function:
+    """Of the buffers those are broadcast that the state dict has."""
+
+    def planted(module: torch.nn.Module, *arguments: Any) -> None:
+        saved, found = module.state_dict(), torch.nn.Module()
+        for name, buffer in module.named_buffers():
+            if name in saved:
+                found.register_buffer(name.replace(".", "_"), buffer)
+            else:
+                hit()
+        original(found, *arguments)
+
+    return planted
+
+
 @_fsdp2_fault(
     "torch.distributed.checkpoint.state_dict:set_model_state_dict",
     "values missing from a state dict, https://github.com/areal-project/AReaL/pull/1468",

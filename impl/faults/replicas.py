@@ -62,6 +62,23 @@ def broadcast_leaves_replicas_out(original: Function, hit: Hit) -> Function:
 
 
 @fault(
+    "sharding.initial_sync:sync_buffers",
+    "buffers that do not reach other replicas, https://github.com/pytorch/pytorch/pull/178569",
+    "features.broadcast",
+    cause="replicas other than the first compute with buffers",
+)
+def buffers_not_broadcast_over_replicas(original: Function, hit: Hit) -> Function:
+    """Buffers are broadcast inside each replica, and over replicas parameters alone."""
+
+    def planted(module: Any, shards: Axis, replicas: Axis) -> None:
+        if replicas.size > 1:
+            hit()
+        original(module, shards, ALONE)
+
+    return planted
+
+
+@fault(
     "clipping.clip_factors:global_squared_norm",
     "shard norms summed over replicas too, https://github.com/ByteDance-Seed/VeOmni/pull/862",
     "global-norm.returned",

@@ -23,7 +23,9 @@ class DistributedDataParallelAdapter:
     """
 
     features = Features(
-        promises=frozenset({"plain", "global-norm", "epochs", "hooks"}),
+        promises=frozenset(
+            {"plain", "global-norm", "epochs", "hooks", "features.broadcast", "features.broadcast-buffers"}
+        ),
         accepts=ORDINARY - {"hsdp", "bfloat16"} | {"unequal-micro-batches", "matrix-optimizer"},
         observables=frozenset({"params", "grads", "grad_norm"}),
         arithmetic=ArithmeticRule(averaging="before"),
@@ -37,7 +39,7 @@ class DistributedDataParallelAdapter:
             "thawing": "reduces what is trained when it is built, as its documentation says; ddp:thawing promises it",
             "parameter-hooks": "sets gradients in every backward, reduced or not, and hooks on parameters fire then",
             "interrupts": "has no way back from a backward that raised: its next forward raises too",
-            "features": "the features are those of FSDP2",
+            "features": "the other features are those of FSDP2",
         },
     )
 

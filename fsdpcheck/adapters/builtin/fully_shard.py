@@ -38,6 +38,7 @@ class FullyShard:
             "padding.zero": "a DTensor hides the padding of its last shard; it has no public view of it",
             "padding.unread": "a DTensor hides the padding of its last shard; it has no public view of it",
             "lifecycle": "gathers the next unit ahead, and has no public view of what is gathered",
+            "features.broadcast-buffers": "starts from a state dict of rank 0, which has no such buffers",
             **NO_WAY_BACK,
         },
     )

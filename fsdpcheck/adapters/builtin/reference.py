@@ -253,7 +253,7 @@ class Reference:
                     "kernels",
                 ),
                 *("hooks", "memory", "copies", "interrupts", "accounted", "engine", "thawing"),
-                *("features.checkpointing", "features.compiled", "features.broadcast"),
+                *("features.checkpointing", "features.compiled", "features.broadcast", "features.broadcast-buffers"),
             }
         ),
         accepts=ACCEPTS,

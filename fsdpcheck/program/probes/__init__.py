@@ -1,5 +1,6 @@
 """The probes that laws use: ``run(case, probes=(probes.padding,))``."""
 
+from fsdpcheck.program.probes.buffers import non_persistent_buffers, persistent_buffers
 from fsdpcheck.program.probes.hooks import (
     SLOPE,
     accumulations,
@@ -38,8 +39,10 @@ __all__ = [
     "local_tensors",
     "loss_kept",
     "memory",
+    "non_persistent_buffers",
     "ordered_norms",
     "padding",
+    "persistent_buffers",
     "poison_padding",
     "quantities",
     "quantities_but_local_gradients",
