@@ -35,7 +35,11 @@ def _assert_same_after_stops(case: TrainingCase, run: Run, what: str) -> None:
 @law(
     "state.resumed",
     promise="state",
-    space=EQUAL_BITS.but(must_occur=("several ranks", "momentum", "adam"), vacuous_without=("non-zero gradient",)),
+    space=EQUAL_BITS.but(
+        adjusted=("grouped",),
+        must_occur=("several ranks", "momentum", "adam", "unit-groups"),
+        vacuous_without=("non-zero gradient",),
+    ),
 )
 def test_a_training_that_stopped_goes_on_as_if_it_had_not(case: TrainingCase, run: Run) -> None:
     """Saved after each step and taken on by a new trainer, a training has the bits of one that never stopped.
