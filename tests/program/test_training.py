@@ -70,6 +70,20 @@ def test_vectors_are_a_group_of_half_the_rate_without_weight_decay() -> None:
         assert all(group["params"][0] is one for group, (one, _, _) in zip(groups, wanted, strict=True))
 
 
+def test_parameters_of_the_last_unit_are_a_group_if_they_have_names() -> None:
+    model = ModelSpec((LayerSpec(1), LayerSpec(1)), units=(1, 1))
+    case = TrainingCase(model, step=StepSpec(optimizer=OptimizerSpec(groups="last unit apart")))
+    first, last, strange = ones(), ones(), ones()
+    made = Optimizers(case, None)
+    made.begin(nn.Module())
+    named = [("units.0.linear0.weight", first), ("units.1.linear0.weight", last), ("instrument.weight", strange)]
+    groups = made(named).param_groups
+    assert [[id(one) for one in group["params"]] for group in groups] == [[id(first), id(strange)], [id(last)]]
+    assert [group["lr"] for group in groups] == [1.0, 0.5]
+    with pytest.raises(AdapterError, match="without their names"):
+        made([first])
+
+
 @EVERY
 def test_a_resumed_optimizer_goes_on_as_if_nothing_had_happened(spec: OptimizerSpec) -> None:
     one, other = ones(), ones()
