@@ -23,7 +23,8 @@ def make_optimizer(
 ) -> torch.optim.Optimizer:
     """The optimizer a case asks for, one parameter at a time: the fused kernels' bits depend on a buffer's position.
 
-    ``apart``: the parameters of the last unit, of which "last unit apart" makes a group. Its learning rate follows the schedule by itself: every ``step()`` takes the scheduler along.
+    ``apart``: the parameters of the last unit, of which "last unit apart" makes a group. Its learning rate follows the
+    schedule by itself: every ``step()`` takes the scheduler along.
     """
     optimizer = _optimizer(spec, parameters, apart)
     if spec.schedule == "halving":

@@ -211,7 +211,7 @@ def test_a_parameter_changed_after_wrapping_is_named(
     assert ranks(refused, world_size) == ["refused"] * world_size
 
 
-@each("way", WAYS)
+@pytest.mark.parametrize("way", WAYS)
 @each("flag", [False, True])
 def test_a_parameter_frozen_or_thawed_while_it_is_gathered_is_named(ranks: Ranks, way: str, flag: bool) -> None:
     def refused(rank: int) -> str:

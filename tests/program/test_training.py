@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from fsdpcheck import program
 from fsdpcheck.case import LayerSpec, ModelSpec, OptimizerSpec, StepSpec, TrainingCase
+from fsdpcheck.errors import AdapterError
 from fsdpcheck.program.optimizers import Optimizers
 from fsdpcheck.workload.optimizer import at_step, make_optimizer
 
