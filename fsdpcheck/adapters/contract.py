@@ -25,6 +25,8 @@ from fsdpcheck.case import Trait as Trait
 from fsdpcheck.case.axes import Axis
 from fsdpcheck.case.kernel import KernelDtype
 
+Given = nn.Parameter | tuple[str, nn.Parameter]
+"""What ``Setup.optimizer`` takes: a parameter of the model, or the name of one that is there and what is trained."""
 Unused = Literal["none", "zero", "zero-in-used-unit", "zero-if-private"]
 
 
@@ -213,6 +215,8 @@ class Setup:
     == "none"); ``loss.with_reduction("mean" | "sum")`` gives the same loss reduced.
     ``replicated``: every rank is given the whole batch. ``replicated_shards``: the ranks among which parameters are
     sharded are given the same samples; replicas their own, unless ``replicated``.
+    ``optimizer(parameters)`` makes the case's optimizer of all that this rank trains, as torch's own take them: plain,
+    or as (name, parameter), which the trait "unit-groups" asks of those that are not the model's own.
     ``clip_norm`` is C itself (already in the units of the losses). ``clip_bounds``: for per-layer clipping, C_l by
     dotted prefix of the parameters' canonical names, "" for all the rest; {"": C} otherwise. ``seed``: what seeds the
     noise, equal on all ranks. ``rate``: with which probability a record joins a step, as an accountant is to be told.
@@ -232,7 +236,7 @@ class Setup:
     loss: nn.Module
     clip_norm: float
     clip_bounds: Mapping[str, float]
-    optimizer: Callable[[Iterable[nn.Parameter]], torch.optim.Optimizer]
+    optimizer: Callable[[Iterable[Given]], torch.optim.Optimizer]
     device: torch.device
     notify: Callable[[str, object], None]
     seed: int = 0

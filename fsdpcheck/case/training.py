@@ -26,7 +26,7 @@ Averaging = Literal["divide", "premultiply"]
 Compute = Literal["dtype", "bfloat16", "tf32"]
 OptimizerKind = Literal["sgd", "adam", "adamw", "newton_schulz", "own"]
 Schedule = Literal["constant", "halving"]
-Grouping = Literal["one", "vectors apart"]
+Grouping = Literal["one", "vectors apart", "last unit apart"]
 Evaluation = Literal["no", "no_grad", "inference_mode"]
 
 
@@ -110,7 +110,7 @@ class OptimizerSpec:
 
     ``schedule`` "halving" halves the learning rate after each step, by ``torch.optim.lr_scheduler``.
     ``groups`` "vectors apart": parameters of one dimension, biases and norms, are a group without weight decay, of half
-    the learning rate.
+    the learning rate. "last unit apart": so are the parameters of the last inner unit.
     "newton_schulz" updates each matrix by all of its gradient (workload/newton_schulz.py), in plain training in float64
     on a grid, without momentum, decay and global norm.
     "own" is what a user's function makes of a model (``UserModelSpec.optimizer``), in plain training; then no other
@@ -143,7 +143,7 @@ class StepSpec:
     ``noise_multiplier``: standard deviation of the noise over C, for a private step (0: none; the oracle adds none).
     ``resume``: between steps the optimizer's state is dropped and comes back from its own ``state_dict``.
     ``evaluates``: before each step every rank runs the model on its first micro-batch, in eval mode, under that context
-    of torch.
+    of torch; a new trainer once more, before it loads what was saved.
     ``rebuilds``: before the training another model of the same kind is built, makes one step and is dropped.
     ``thaws``: behind the first step every frozen parameter is thawed (``requires_grad``), and trained from then on by
     the optimizer that has it from the beginning. ``refreezes``: behind the second step these are frozen again.

@@ -235,6 +235,9 @@ def _validate_step(case: TrainingCase) -> None:
         )
     if step.refreezes and (not step.thaws or step.steps < 3):
         refuse("step.refreezes", True, "three steps or more, and thaws", "thaw, or freeze nothing")
+    if step.optimizer.groups == "last unit apart" and (not case.model.units or case.model.tied is not None):
+        wanted = "a drawn model of inner units that ties no weight"
+        refuse("step.optimizer.groups", step.optimizer.groups, wanted, "make one group")
     if step.unequal and (step.micro_batches == 1 or step.sync_every or world == 1 or case.layout.kind in _COPIED):
         wanted = "several micro-batches, reduced after the last, of several ranks with samples of their own"
         refuse("step.unequal", True, wanted, "or give all ranks as many")

@@ -16,6 +16,7 @@ Trait = Literal[
     "bfloat16", "tf32", "fractional-normaliser", "routed", "routed-private", "routed-alone", "reused",
     "reused-private", "evaluation", "inference-mode", "rebuilt", "parameter-groups", "one-row", "one-row-private",
     "tied-apart", "thawed", "frozen-again", "spelled-out-private", "unequal-micro-batches", "matrix-optimizer",
+    "unit-groups",
 ]  # fmt: skip
 """A key of TRAITS; ``Case.requires()`` gives a case's set, and ``Features.accepts`` must cover it."""
 
@@ -118,5 +119,6 @@ TRAITS: Final[Mapping[Trait, TraitRow]] = {
     "unequal-micro-batches": TraitRow("some ranks have one micro-batch fewer in a step", ranks=2),
     "matrix-optimizer": TraitRow("an optimizer whose update of a matrix depends on all of it, as Muon's", _OPTIMIZER,
                                  low_precision="none"),
+    "unit-groups": TraitRow("an optimizer of two groups: parameters of the last unit have other options", _OPTIMIZER),
 }  # fmt: skip
 """Every trait."""

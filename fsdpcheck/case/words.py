@@ -119,7 +119,8 @@ def _describe_optimizer(case: TrainingCase) -> str:
     rule += f" momentum={optimizer.momentum}" if optimizer.momentum else ""
     rule += f" weight_decay={optimizer.weight_decay}" if optimizer.weight_decay else ""
     rule += ", halved after each step" if optimizer.schedule == "halving" else ""
-    return rule + ", vectors without decay at half the rate" * (optimizer.groups != "one")
+    apart = {"one": "", "vectors apart": "vectors", "last unit apart": "the last unit"}[optimizer.groups]
+    return rule + f", {apart} without decay at half the rate" * bool(apart)
 
 
 def _describe_numbers(case: TrainingCase) -> str:

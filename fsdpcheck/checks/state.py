@@ -51,6 +51,8 @@ def assert_resumed(first: Side, second: Side, what: str) -> None:
             cause = partial(checkpoint.of_loaded, second[1], written, got, wanted)
             require_equal("what was loaded is not what was saved", _body(got), _body(wanted), where, cause)
     gradients = partial(_of_noise, first) if first[1].case.step.noise_multiplier else None
+    if gradients is None and second[1].case.step.evaluates != "no":
+        gradients = partial(_of_gathered, second[1])
     assert_same_training(first, second, what, gradients, partial(_of_update, second[1]))
 
 
@@ -139,6 +141,10 @@ def _of_noise(never: Side, step: int, got: StepRecord) -> Causes | None:
     if not step or got.grads is None or len(whole) < len(shown):
         return None
     return checkpoint.of_noise(answer, step, whole, got.grads)
+
+
+def _of_gathered(answer: Answer, step: int, got: StepRecord) -> Causes | None:
+    return checkpoint.of_gathered(answer, step, got.grads) if step and got.grads is not None else None
 
 
 def _of_update(answer: Answer, step: int, got: StepRecord) -> Causes:

@@ -66,6 +66,19 @@ def of_noise(
     ]
 
 
+def of_gathered(answer: Answer, step: int, got: Named) -> Causes:
+    """Causes of gradients ``got`` at step k, after a load into a trainer that had evaluated before."""
+    now, case = answer.steps[step].before, answer.case
+    root = shards.units(case, list(now)).get(shards.ROOT, ())
+    for names in (now.keys(), root):
+        old = {name: torch.full_like(value, NO_VALUE) if name in names else value for name, value in now.items()}
+        stale = stale_state.at(answer, step, old)
+        if all(not value.numel() or fits(case, got[name], value) for name, value in stale.items() if name in got):
+            text = "parameters that an evaluation had gathered before the load stayed as they were"
+            return [Cause("gathered before a load", text)]
+    return []
+
+
 def of_loaded(loading: Answer, saving: Answer, got: Mapping[str, Tensor], wanted: Mapping[str, Tensor]) -> Causes:
     """Causes of parameters that are not what ``saving`` wrote when they are loaded, before any step."""
     wrong = {name: got[name] != value for name, value in wanted.items()}

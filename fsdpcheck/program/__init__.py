@@ -80,11 +80,14 @@ def _train(
     watch.moment("after_init", trainer)
     for step in range(case.step.steps):
         watch.step, loaded = step, None
+        batch = nonfinite_samples.batch_of(_batch(request, step, rank), request)
         if request.load_from and step:
             trainer = _built(request, adapter, setup, made, watch, _without_values(models.build(case)))
+            _evaluated(
+                case.step.evaluates, trainer, showing, _on(device, batch)
+            )  # what it gathered is old from here on
             cast(Observed, trainer).load(f"{request.load_from}/{step - 1}")
             loaded = showing.named(trainer.parameters(), "parameters")
-        batch = nonfinite_samples.batch_of(_batch(request, step, rank), request)
         outputs = _evaluated(case.step.evaluates, trainer, showing, _on(device, batch))
         if step == 1 and case.step.thaws:
             cast(Observed, trainer).thaw()

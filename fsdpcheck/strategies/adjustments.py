@@ -129,6 +129,14 @@ def _left_out(case: TrainingCase, features: Features) -> TrainingCase | None:
     return _taken(_behind_its_input(changed, LayerSpec(case.model.features, used="routed")), features)
 
 
+def _grouped(case: TrainingCase, features: Features) -> TrainingCase:
+    """In half of the cases the last unit is a group of parameters of its own, where that is accepted."""
+    optimizer, model = replace(case.step.optimizer, groups="last unit apart"), case.model
+    if not case.seed % 2 or case.step.optimizer.groups != "one" or not model.units or model.tied is not None:
+        return case
+    return _taken(replace(case, step=replace(case.step, optimizer=optimizer)), features) or case
+
+
 def _behind_its_input(case: TrainingCase, layer: LayerSpec) -> TrainingCase:
     """The case with one layer more, before all that it has but an Embedding, in the first unit."""
     model = case.model
@@ -178,6 +186,7 @@ ADJUSTMENTS: dict[Adjustment, Adjust] = {
     "thawed": _where_it_can_be(_thawed),
     "tied apart": _where_it_can_be(_tied_apart),
     "one row": _where_it_can_be(_with_one_row),
+    "grouped": lambda drawn, features: drawn.map(lambda case: _grouped(case, features)),
     "left out": _where_it_can_be(_left_out),
     "unequal micro-batches": _where_it_can_be(_of_unequal_numbers),
 }

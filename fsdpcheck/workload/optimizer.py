@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import replace
 from typing import Any, Final
 
@@ -11,18 +11,22 @@ import torch
 from torch import Tensor, nn
 
 from fsdpcheck.case import OptimizerSpec, TrainingCase
+from fsdpcheck.workload import models
 from fsdpcheck.workload.newton_schulz import NewtonSchulz
 from fsdpcheck.workload.user_model import own_optimizer
 
 CACHE_LINE = 64
 
 
-def make_optimizer(spec: OptimizerSpec, parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
+def make_optimizer(
+    spec: OptimizerSpec, parameters: Iterable[nn.Parameter], apart: Collection[nn.Parameter] = ()
+) -> torch.optim.Optimizer:
     """The optimizer a case asks for, one parameter at a time: the fused kernels' bits depend on a buffer's position.
 
-    Its learning rate follows the schedule by itself: every ``step()`` takes the scheduler along.
+    ``apart``: the parameters of the last unit, of which "last unit apart" makes a group. Its learning rate follows the
+    schedule by itself: every ``step()`` takes the scheduler along.
     """
-    optimizer = _optimizer(spec, parameters)
+    optimizer = _optimizer(spec, parameters, apart)
     if spec.schedule == "halving":
         scheduler = torch.optim.lr_scheduler.ExponentialLR(optimizer, gamma=0.5)
         optimizer.register_step_post_hook(lambda *_: scheduler.step())
@@ -40,7 +44,14 @@ def optimizer_for(
     if spec.kind == "own":
         assert case.model.own is not None
         return own_optimizer.on(case.model.own, parameters)
-    return make_optimizer(spec if step is None else at_step(spec, step), parameters.values())
+    apart = [parameter for name, parameter in parameters.items() if in_last_unit(case, name)]
+    return make_optimizer(spec if step is None else at_step(spec, step), parameters.values(), apart)
+
+
+def in_last_unit(case: TrainingCase, name: str) -> bool:
+    """Whether the parameter of this canonical name is of the case's last inner unit."""
+    units = models.unit_names(case)
+    return bool(units) and models.unit_of(case, name) in units[-1]
 
 
 def at_step(spec: OptimizerSpec, step: int) -> OptimizerSpec:
@@ -72,18 +83,23 @@ def project_(tensors: Iterable[Tensor], case: TrainingCase) -> None:
         tensor.mul_(TOWARDS_ZERO).round_().clamp_(-bound, bound)
 
 
-def _groups(spec: OptimizerSpec, parameters: Iterable[nn.Parameter]) -> Iterable[Any]:
-    """What an optimizer is given: the parameters, or those of one dimension apart from the others."""
+def _groups(
+    spec: OptimizerSpec, parameters: Iterable[nn.Parameter], last_unit: Collection[nn.Parameter]
+) -> Iterable[Any]:
+    """What an optimizer is given: the parameters, or those of one dimension, or of a unit, apart from the others."""
     if spec.groups == "one":
         return parameters
-    known = list(parameters)
-    matrices, vectors = ([one for one in known if (one.dim() > 1) == wide] for wide in (True, False))
-    own = {"params": vectors, "weight_decay": 0.0, "lr": 2.0 ** -(spec.lr_exponent + 1)}
-    return [group for group in ({"params": matrices}, own) if group["params"]] or known
+    known, last = list(parameters), {id(one) for one in last_unit}
+    apart = [one.dim() <= 1 if spec.groups == "vectors apart" else id(one) in last for one in known]
+    others, own = ([one for one, holds in zip(known, apart, strict=True) if holds == own] for own in (False, True))
+    group = {"params": own, "weight_decay": 0.0, "lr": 2.0 ** -(spec.lr_exponent + 1)}
+    return [group for group in ({"params": others}, group) if group["params"]] or known
 
 
-def _optimizer(spec: OptimizerSpec, given: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
-    parameters, lr = _groups(spec, given), 2.0**-spec.lr_exponent
+def _optimizer(
+    spec: OptimizerSpec, given: Iterable[nn.Parameter], last_unit: Collection[nn.Parameter]
+) -> torch.optim.Optimizer:
+    parameters, lr = _groups(spec, given, last_unit), 2.0**-spec.lr_exponent
     if spec.kind == "sgd":
         return torch.optim.SGD(
             parameters, lr=lr, momentum=spec.momentum, weight_decay=spec.weight_decay, foreach=False, maximize=False

@@ -60,6 +60,47 @@ def frozen_parameters_not_loaded(original: Function, hit: Hit) -> Function:
 
 
 @fault(
+    "state:load",
+    "a load beside what is gathered, https://github.com/pytorch/pytorch/issues/117421",
+    "state.resumed",
+    cause="had gathered before the load stayed",
+)
+def what_is_gathered_outlives_a_load(original: Function, hit: Hit) -> Function:
+    """Shards are filled while parameters are gathered, and the gathered ones stay as they were."""
+
+    def planted(folder: Any, model: Any, *more: Any) -> None:
+        if any(unit.is_unsharded for unit in model.units):
+            hit()
+        model.reshard = lambda: None
+        try:
+            original(folder, model, *more)
+        finally:
+            del model.reshard
+
+    return planted
+
+
+@fault(
+    "state.optimizer_state:describe",
+    "options of one group for all, https://github.com/pytorch/pytorch/pull/147730",
+    "state.resumed",
+    cause="hyperparameters, did not come back",
+)
+def options_of_one_group_saved_for_all(original: Function, hit: Hit) -> Function:
+    """Of several groups of parameters the options of one are saved for the parameters of all."""
+
+    def planted(model: Any, optimizer: Any) -> Any:
+        found = original(model, optimizer)
+        options = list(found.hyperparameters.values())
+        if any(one != options[0] for one in options):
+            hit()
+        found.hyperparameters = {name: dict(options[0]) for name in found.hyperparameters}
+        return found
+
+    return planted
+
+
+@fault(
     "state.planners:SpanReader.create_local_plan",
     "state of another number of ranks loaded in part, https://github.com/ServiceNow/Fast-LLM/issues/436",
     "state.resharded",

@@ -25,7 +25,17 @@ from . import collectives, fsdp2_units, initial_sync
 from .collectives import ALONE
 from .fsdp2_units import Unit
 from .ignored_parameters import IgnoredParameters
-from .parameter_slots import Initial, by_unit, change, materialise, parameter_at, placed, refuse_sharded, shared_slots
+from .parameter_slots import (
+    Initial,
+    by_unit,
+    change,
+    flag_of_gathered,
+    materialise,
+    parameter_at,
+    placed,
+    refuse_sharded,
+    shared_slots,
+)
 from .protocol import Gradients, Piece
 from .row_layout import RowLayout
 from .spans import Span
@@ -100,6 +110,8 @@ class PerParameterModel:
                 " its state"
             )
         if change(self.module, self._placed):
+            if changed := flag_of_gathered(self._placed):
+                raise RuntimeError(changed)
             self.reshard()  # whoever gathered a unit by hand is no culprit
         if changed := change(self.module, self._placed):
             raise RuntimeError(changed)

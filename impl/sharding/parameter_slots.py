@@ -83,10 +83,7 @@ def change(module: nn.Module, held: Sequence[Placed]) -> str:
         if now is not one.parameter:
             return f"parameter {name} was replaced after sharding: change it before wrapping"
         if now.requires_grad != one.requires_grad:
-            return (
-                f"requires_grad of {name} was {one.requires_grad} when it was sharded and is now {now.requires_grad}:"
-                " freeze and unfreeze before wrapping"
-            )
+            return _of_flag(one, now)
         if now.dtype != one.dtype:
             return (
                 f"parameter {name} was {one.dtype} when it was sharded and is now {now.dtype}: convert the module"
@@ -99,6 +96,25 @@ def change(module: nn.Module, held: Sequence[Placed]) -> str:
                 name = f"{prefix}.{attribute}" if prefix else attribute
                 return f"parameter {name} was added after sharding: build the whole module before wrapping"
     return ""
+
+
+def flag_of_gathered(held: Sequence[Placed]) -> str:
+    """As ``change``, of the ``requires_grad`` of parameters that stand in the places of those ``held``.
+
+    Whoever gathers parameters by putting others there frees them with the flags that their user has set.
+    """
+    for one in held:
+        now = one.slot.module._parameters.get(one.slot.attribute)
+        if now is not None and now.requires_grad != one.requires_grad:
+            return _of_flag(one, now)
+    return ""
+
+
+def _of_flag(one: Placed, now: nn.Parameter) -> str:
+    return (
+        f"requires_grad of {one.slot.name} was {one.requires_grad} when it was sharded and is now {now.requires_grad}:"
+        " freeze and unfreeze before wrapping"
+    )
 
 
 Initial = Callable[[str, torch.Size], Tensor]

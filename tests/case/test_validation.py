@@ -65,6 +65,7 @@ REFUSED: list[tuple[str, dict[str, Any]]] = [
     ("step.unequal: got True", {"step": StepSpec(sync_every=False, unequal=True)}),
     ("step.thaws: got True", {"step": StepSpec(thaws=True)}),
     ("step.refreezes: got True", {"step": StepSpec(steps=3, refreezes=True)}),
+    ("step.optimizer.groups: got 'last unit", {"step": StepSpec(optimizer=OptimizerSpec(groups="last unit apart"))}),
     ("step.refreezes: got True", {"step": StepSpec(steps=2, thaws=True, refreezes=True)}),
     ("step.thaws: got True", {"step": StepSpec(steps=2, clipping="exact", thaws=True)}),
     (

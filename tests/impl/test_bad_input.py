@@ -211,6 +211,23 @@ def test_a_parameter_changed_after_wrapping_is_named(
     assert ranks(refused, world_size) == ["refused"] * world_size
 
 
+@pytest.mark.parametrize("way", WAYS)
+@each("flag", [False, True])
+def test_a_parameter_frozen_or_thawed_while_it_is_gathered_is_named(ranks: Ranks, way: str, flag: bool) -> None:
+    def refused(rank: int) -> str:
+        module = network()
+        module[1][0].weight.requires_grad_(not flag)
+        trainer = Trainer(WAYS[way](module, ["0", "1"], False), loss, sgd, Options(normaliser=2))
+        with torch.no_grad():
+            trainer.model(X[[rank]])
+        module[1][0].weight.requires_grad_(flag)
+        with pytest.raises(RuntimeError, match=f"requires_grad of 1.0.weight was {not flag} .*is now {flag}"):
+            trainer.step([MicroBatch(X[[rank]], Y[[rank]], [rank])])
+        return "refused"
+
+    assert ranks(refused, 2) == ["refused"] * 2
+
+
 # -- whether samples mix -----------------------------------------------------------------------------------------------
 
 

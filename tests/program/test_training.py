@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from fsdpcheck import program
 from fsdpcheck.case import LayerSpec, ModelSpec, OptimizerSpec, StepSpec, TrainingCase
+from fsdpcheck.errors import AdapterError
 from fsdpcheck.program.optimizers import Optimizers
 from fsdpcheck.workload.optimizer import at_step, make_optimizer
 
@@ -68,6 +69,20 @@ def test_vectors_are_a_group_of_half_the_rate_without_weight_decay() -> None:
         groups = make_optimizer(spec, given).param_groups
         assert [(group["lr"], group["weight_decay"]) for group in groups] == [(lr, decay) for _, lr, decay in wanted]
         assert all(group["params"][0] is one for group, (one, _, _) in zip(groups, wanted, strict=True))
+
+
+def test_parameters_of_the_last_unit_are_a_group_if_they_have_names() -> None:
+    model = ModelSpec((LayerSpec(1), LayerSpec(1)), units=(1, 1))
+    case = TrainingCase(model, step=StepSpec(optimizer=OptimizerSpec(groups="last unit apart")))
+    first, last, strange = ones(), ones(), ones()
+    made = Optimizers(case, None)
+    made.begin(nn.Module())
+    named = [("units.0.linear0.weight", first), ("units.1.linear0.weight", last), ("instrument.weight", strange)]
+    groups = made(named).param_groups
+    assert [[id(one) for one in group["params"]] for group in groups] == [[id(first), id(strange)], [id(last)]]
+    assert [group["lr"] for group in groups] == [1.0, 0.5]
+    with pytest.raises(AdapterError, match="without their names"):
+        made([first])
 
 
 @EVERY

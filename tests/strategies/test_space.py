@@ -134,6 +134,19 @@ def test_a_layer_that_may_be_left_out_meets_adam_over_several_steps() -> None:
         )
 
 
+def test_half_of_the_untied_units_are_a_group_where_that_is_accepted() -> None:
+    space = PLAIN.but(adjusted=("grouped",))
+    cases = list(enumeration.distinct(strategies.cases_of(space, EVERYTHING, (1, 2, 3)), 60, 0))
+    grouped = [one.step.optimizer.groups == "last unit apart" for one in cases]
+    assert any(grouped)
+    possible = [bool(one.seed % 2 and one.model.units and one.model.tied is None) for one in cases]
+    assert all(can or not has for can, has in zip(possible, grouped, strict=True))
+    less = replace(EVERYTHING, accepts=EVERYTHING.accepts - {"unit-groups"})
+    assert all(
+        one.requires() <= less.accepts for one in enumeration.distinct(strategies.cases_of(space, less, (2,)), 20, 0)
+    )
+
+
 def test_every_adjustment_is_made() -> None:
     assert set(ADJUSTMENTS) == set(get_args(Adjustment))
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Literal
 
@@ -41,7 +41,7 @@ ACCEPTS: frozenset[Trait] = frozenset(
         "attention-private", "conv-private", "group-norm-private", "rms-norm-private", "bags-private", "tied-private",
         "routed", "routed-private", "reused", "reused-private", "evaluation", "inference-mode",
         "rebuilt", "one-row", "spelled-out-private",
-        "unequal-micro-batches",
+        "unequal-micro-batches", "unit-groups",
     }
 )  # fmt: skip
 
@@ -70,8 +70,13 @@ class ReferenceTrainer:
             setup.notify(moment, self)
 
         self.compute_dtype = setup.compute_dtype
+        self._evaluates_itself = setup.seed >> 5 & 1 == 1
         loss = setup.loss if setup.compute_dtype is None else _of_wide(setup.loss)
-        self.impl: Trainer = step.Trainer(model, loss, setup.optimizer, options, notify=notify)
+
+        def optimizer(shards: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
+            return setup.optimizer([(next(iter(model.cut(shard, shard.detach()))), shard) for shard in shards])
+
+        self.impl: Trainer = step.Trainer(model, loss, optimizer, options, notify=notify)
 
     def step(self, batch: Batch) -> None:
         from fsdpcheck.impl.trainer import MicroBatch
@@ -85,7 +90,18 @@ class ReferenceTrainer:
         return inputs.to(self.compute_dtype) if inputs.is_floating_point() else inputs
 
     def evaluate(self, inputs: Tensor) -> Tensor:
-        return self.impl.evaluate(self._cast(inputs))
+        """By the trainer; by the model, as in a user's own loop, in half of the cases that allow it.
+
+        The trainer frees what it has gathered. A forward of the model leaves the root gathered, or all units.
+        """
+        if torch.is_inference_mode_enabled() or not self._evaluates_itself:  # what is gathered outlives the forward
+            return self.impl.evaluate(self._cast(inputs))
+        model = self.impl.model
+        model.module.eval()
+        with torch.no_grad():
+            outputs: Tensor = model(self._cast(inputs))
+        model.module.train()
+        return outputs
 
     def thaw(self) -> None:
         for parameter in self.impl.model.module.parameters():

@@ -68,8 +68,8 @@ def targets_swapped() -> AbstractContextManager[Planted]:
 def _gradient_off(relative: float) -> Iterator[Planted]:
     planted = Planted()
 
-    def make(spec: Any, parameters: Iterable[torch.nn.Parameter]) -> torch.optim.Optimizer:
-        optimizer = make_optimizer(spec, parameters)
+    def make(spec: Any, parameters: Iterable[torch.nn.Parameter], *apart: Any) -> torch.optim.Optimizer:
+        optimizer = make_optimizer(spec, parameters, *apart)
         optimizer.register_step_pre_hook(lambda *_: _disturb(optimizer, relative, planted))
         return optimizer
 
