@@ -15,7 +15,8 @@ Activation = Literal[
     "identity", "relu", "leaky_relu", "hardtanh", "abs", "gelu", "silu", "tanh", "sigmoid", "softmax"
 ]  # fmt: skip
 Freeze = Literal["none", "weight", "bias", "all"]
-Used = Literal["once", "routed", "twice", "for all"]
+Used = Literal["once", "routed", "twice", "for all", "dropped"]
+Bags = Literal["sum", "mean"]
 InputKind = Literal["vector", "sequence", "tokens", "bags", "signal", "image", "volume"]
 Named = Literal["", "float32", "bfloat16", "float16"]
 
@@ -28,12 +29,13 @@ class LayerSpec:
     rms_norm has no bias. "conv": 1-D on a "signal" [n, C, L], 2-D on an "image" [n, C, L, L], 3-D on a "volume"
     [n, C, L, L, L], with ``kernel``, ``stride``, ``padding``, ``dilation`` equal in every direction and ``groups``.
     "group_norm": on the same shapes, ``groups`` groups of the ``width`` channels that reach it, always with a bias.
-    "attention": on [n, T, d], ``width`` = d; four Linear layers (query, key, value, output) and one head.
-    ``frozen`` and ``bias`` hold for all four.
+    "attention": on [n, T, d], ``width`` = d; four Linear layers (query, key, value, output) and one head, or with
+    ``heads`` above 0 an nn.MultiheadAttention of so many. ``frozen`` and ``bias`` hold for all of its parameters.
     ``used``: how often a sample goes through it in one forward. "routed": not at all unless the first number of what
     arrives is above zero, as where a router chooses an expert; a forward all of whose samples leave it out does not
     call it. "twice": its output goes through it again. "for all": it runs on one row of ones, and what it gives of
-    that is added to each sample's, as positions are that one row numbers for all.
+    that is added to each sample's, as positions are that one row numbers for all. "dropped": it runs, and nothing uses
+    what it gives. ``same``: a convolution of stride 1 is padded to give as many positions as arrive, ``padding`` is 0.
     """
 
     width: int
@@ -47,6 +49,8 @@ class LayerSpec:
     dilation: int = 1
     groups: int = 1
     used: Used = "once"
+    heads: int = 0
+    same: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,10 +100,11 @@ class ModelSpec:
 
     ``features`` is the width d (channels C) that reaches the first layer. ``input``: "vector" is [B, d], "sequence"
     [B, T, d], "tokens" [B, T] through an Embedding of ``vocabulary`` rows (row ``padding_idx`` is padding if not None),
-    "bags" [B, T] through an EmbeddingBag that adds its rows up to [B, d], "signal" [B, C, L], "image" [B, C, L, L],
-    "volume" [B, C, L, L, L]; T and L are ``length``. Behind the convolutions a Flatten stands before the first layer
-    that works on rows. ``layer_norm`` puts a LayerNorm (eps 0) on the raw input of "vector" and "sequence", whose rows
-    are then balanced +-2^k; a layer of kind "layer_norm" stands anywhere and needs a surrogate to be exact.
+    "bags" [B, T] through an EmbeddingBag that adds its rows up to [B, d] or averages them (``bags``), "signal"
+    [B, C, L], "image" [B, C, L, L], "volume" [B, C, L, L, L]; T and L are ``length``. Behind the convolutions a Flatten
+    stands before the first layer that works on rows. ``layer_norm`` puts a LayerNorm (eps 0) on the raw input of
+    "vector" and "sequence", whose rows are then balanced +-2^k; a layer of kind "layer_norm" stands anywhere and needs
+    a surrogate to be exact.
     ``tied`` names two layers (0-based, among ``layers``) that share one weight; -1 is the Embedding.
     ``units``: sizes of the sharding units, counted over [input stage, if it has parameters] + layers, in order; what is
     left over stays with the root unit, as does the instrument (see oracle/certificate.py).
@@ -116,6 +121,7 @@ class ModelSpec:
     tied: tuple[int, int] | None = None
     units: tuple[int, ...] = ()
     own: UserModelSpec | None = None
+    bags: Bags = "sum"
 
     @property
     def unit_count(self) -> int:

@@ -22,8 +22,8 @@ _LONGEST = 1 << 20
 
 
 _LATER: dict[str, dict[str, Any]] = {
-    "ModelSpec": {"own": None},
-    "LayerSpec": {"used": "once"},
+    "ModelSpec": {"own": None, "bags": "sum"},
+    "LayerSpec": {"used": "once", "heads": 0, "same": False},
     "UserModelSpec": {"names": "", "gauge": True, "optimizer": ""},
     "MeshSpec": {"axes": (), "goes_on_at": 0},
     "BatchLayout": {"lists": ()},

@@ -22,6 +22,11 @@ SPATIAL = {"signal": 1, "image": 2, "volume": 3}
 PROJECTIONS = ("query", "key", "value", "output")
 """The Linear layers of an attention, in the order of its parameters."""
 
+HEADS = "heads"
+"""Name of the nn.MultiheadAttention in its layer."""
+_OF_HEADS = ("in_proj_weight", "in_proj_bias", "out_proj.weight", "out_proj.bias")
+"""Its parameters, in their order."""
+
 
 class Stage(NamedTuple):
     """The input stage, if it has parameters (``spec`` None), or one layer.
@@ -93,6 +98,8 @@ def _stages(spec: ModelSpec) -> Iterator[Stage]:
 def _leaving(layer: LayerSpec, entering: Shape) -> Shape:
     if layer.kind == "linear":
         return (*entering[:-1], layer.width)
+    if layer.same:
+        return (layer.width, *entering[1:])
     if layer.kind == "conv":
         reach = layer.dilation * (layer.kernel - 1) + 1
         return (layer.width, *((size + 2 * layer.padding - reach) // layer.stride + 1 for size in entering[1:]))
@@ -100,6 +107,8 @@ def _leaving(layer: LayerSpec, entering: Shape) -> Shape:
 
 
 def _parameters(layer: LayerSpec, entering: Shape) -> dict[str, Shape]:
+    if layer.heads:
+        return _of_heads(layer)
     weight = _weight(layer.kind, layer, entering)
     names = PROJECTIONS if layer.kind == "attention" else ("",)
     shapes: dict[str, Shape] = {}
@@ -109,6 +118,13 @@ def _parameters(layer: LayerSpec, entering: Shape) -> dict[str, Shape]:
         if layer.bias:
             shapes[f"{prefix}bias"] = weight[:1]
     return shapes
+
+
+def _of_heads(layer: LayerSpec) -> dict[str, Shape]:
+    """Of an nn.MultiheadAttention, whose projections of queries, keys and values are one weight."""
+    sizes = {"in_proj_weight": (3 * layer.width, layer.width), "out_proj.weight": (layer.width,) * 2}
+    sizes |= {"in_proj_bias": (3 * layer.width,), "out_proj.bias": (layer.width,)} if layer.bias else {}
+    return {f"{HEADS}.{name}": sizes[name] for name in _OF_HEADS if name in sizes}
 
 
 def _weight(kind: LayerKind, layer: LayerSpec, entering: Shape) -> Shape:

@@ -69,6 +69,9 @@ def _model_traits(case: TrainingCase) -> Iterator[Trait]:
         "hsdp": case.mesh.dp_replicate > 1,
         "routed-alone": _may_be_left_out(spec),
         "tied-apart": spec.tied is not None and len({item_units(spec)[n + spec.has_front] for n in spec.tied}) > 1,
+        "several-heads-private": case.step.private and any(layer.heads for layer in spec.layers),
+        "same-padding-private": case.step.private and any(layer.same for layer in spec.layers),
+        "mean-bags-private": case.step.private and spec.bags == "mean",
     }
     yield from (trait for trait, holds in facts.items() if holds)
     families: dict[Trait, bool] = {
@@ -81,18 +84,22 @@ def _model_traits(case: TrainingCase) -> Iterator[Trait]:
         "routed": any(layer.used == "routed" for layer in spec.layers),
         "reused": any(layer.used == "twice" for layer in spec.layers),
         "one-row": any(layer.used == "for all" for layer in spec.layers),
+        "dropped": any(layer.used == "dropped" for layer in spec.layers),
     }
     yield from (_PRIVATE[trait] if case.step.private else trait for trait, holds in families.items() if holds)
 
 
 def _may_be_left_out(spec: ModelSpec) -> bool:
-    """Whether some unit has trained parameters, all in layers that samples may leave out; the root has its own."""
+    """Whether some unit has trained parameters, all in layers that samples may leave out, or that nothing uses.
+
+    The root has its own, the instrument's.
+    """
     always, routed = set[int](), set[int]()
     for stage, unit in zip(stages(spec), item_units(spec), strict=True):
         layer = stage.spec
         parts = ("weight", "bias") if layer is not None and layer.bias else ("weight",)
         if layer is None or any(layer.frozen not in (part, "all") for part in parts):
-            (routed if layer is not None and layer.used == "routed" else always).add(unit)
+            (routed if layer is not None and layer.used in ("routed", "dropped") else always).add(unit)
     return bool(routed - always - {-1})
 
 

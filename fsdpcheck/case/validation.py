@@ -104,6 +104,8 @@ def _validate_model(spec: ModelSpec) -> None:
         refuse("model.padding_idx", spec.padding_idx, "None without an Embedding", 'set input to "tokens"')
     if spec.padding_idx is not None and not 0 <= spec.padding_idx < spec.vocabulary:
         refuse("model.padding_idx", spec.padding_idx, f"a row of the {spec.vocabulary}", "choose a smaller row")
+    if spec.bags != "sum" and spec.input != "bags":
+        refuse("model.bags", spec.bags, f'"sum" with {spec.input}', 'set input to "bags"')
     if spec.layer_norm and spec.input not in ("vector", "sequence"):
         then = "a LayerNorm stands on raw vectors or sequences"
         refuse("model.layer_norm", True, f"False with {spec.input}", then)
@@ -145,11 +147,23 @@ def _validate_layer(where: str, stage: Stage, layer: LayerSpec) -> None:
         refuse(f"{where}.width", layer.width, f"{stage.entering[-1]}, the width that reaches it", "set it")
     if layer.kind == "attention" and len(stage.entering) != 2:
         refuse(f"{where}.kind", layer.kind, "positions to attend to", 'set input to "sequence" or "tokens"')
+    _validate_form(where, layer)
     if layer.kind == "rms_norm" and layer.bias:
         refuse(f"{where}.bias", True, "False: a RMSNorm has none", "leave it out")
     if layer.used != "once" and (stage.channels_first or stage.entering != stage.leaving):
         wanted = f'"once" for a layer from {stage.entering} to {stage.leaving}'
         refuse(f"{where}.used", layer.used, wanted, "let it give what arrives, rows as long as it takes")
+
+
+def _validate_form(where: str, layer: LayerSpec) -> None:
+    """Several heads, and padding that follows from the kernel."""
+    if layer.heads and layer.kind != "attention":
+        refuse(f"{where}.heads", layer.heads, f"0 for {layer.kind}", "leave it out")
+    if layer.heads < 0 or (layer.heads and layer.width % layer.heads):
+        refuse(f"{where}.heads", layer.heads, f"0, or a number that divides {layer.width}", "choose one of them")
+    if layer.same and (layer.kind != "conv" or layer.stride != 1 or layer.padding):
+        wanted = "False but for a convolution with stride 1 and padding 0"
+        refuse(f"{where}.same", True, wanted, "leave it out, or set them")
 
 
 _WINDOW = {"kernel": 1, "stride": 1, "padding": 0, "dilation": 1, "groups": 1}

@@ -17,6 +17,7 @@ Trait = Literal[
     "reused-private", "evaluation", "inference-mode", "rebuilt", "parameter-groups", "one-row", "one-row-private",
     "tied-apart", "thawed", "frozen-again", "spelled-out-private", "unequal-micro-batches", "matrix-optimizer",
     "unit-groups",
+    "several-heads-private", "same-padding-private", "mean-bags-private", "dropped", "dropped-private",
 ]  # fmt: skip
 """A key of TRAITS; ``Case.requires()`` gives a case's set, and ``Features.accepts`` must cover it."""
 
@@ -120,5 +121,14 @@ TRAITS: Final[Mapping[Trait, TraitRow]] = {
     "matrix-optimizer": TraitRow("an optimizer whose update of a matrix depends on all of it, as Muon's", _OPTIMIZER,
                                  low_precision="none"),
     "unit-groups": TraitRow("an optimizer of two groups: parameters of the last unit have other options", _OPTIMIZER),
+    "several-heads-private": TraitRow("an nn.MultiheadAttention, under per-sample clipping", _RULE),
+    "same-padding-private": TraitRow('a convolution with padding="same", under per-sample clipping', _RULE,
+                                     low_precision="none"),
+    "mean-bags-private": TraitRow("an EmbeddingBag that averages, under per-sample clipping", _RULE,
+                                  low_precision="none"),
+    "dropped": TraitRow("a layer that runs and whose output nothing uses, in plain training", low_precision="none",
+                        private="dropped-private"),
+    "dropped-private": TraitRow("a layer that runs and whose output nothing uses, under per-sample clipping",
+                                low_precision="none"),
 }  # fmt: skip
 """Every trait."""

@@ -52,10 +52,12 @@ def _describe_stage(spec: ModelSpec, stage: Stage) -> str:
     layer = stage.spec
     if layer is None:
         padding = "" if spec.padding_idx is None else f", padding_idx={spec.padding_idx}"
-        return f"{_MODULES[stage.kind]}({', '.join(map(str, stage.weights[0]))}{padding})"
+        mean = ", mean" * (spec.bags == "mean")
+        return f"{_MODULES[stage.kind]}({', '.join(map(str, stage.weights[0]))}{mean}{padding})"
     frozen = f", {layer.frozen} frozen" if layer.frozen != "none" else ""
     if layer.kind == "conv":
         window = "".join(f", {name}={v}" for name, d in _DEFAULTS.items() if (v := getattr(layer, name)) != d)
+        window += ', padding="same"' * layer.same
         name = f"Conv{SPATIAL[spec.input]}d({stage.entering[0]}, {layer.width}, kernel={layer.kernel}{window}"
         return f"{name}{', bias' * layer.bias}{frozen})"
     sizes = {"linear": f"{stage.entering[-1]}, {layer.width}", "group_norm": f"{layer.groups}, {layer.width}"}
@@ -64,9 +66,12 @@ def _describe_stage(spec: ModelSpec, stage: Stage) -> str:
         "routed": ", left out by some samples",
         "twice": ", run twice",
         "for all": ", one row of it added to all samples",
+        "dropped": ", its output unused",
     }[layer.used]
     bias = ", bias" * (layer.bias and layer.kind in ("linear", "attention"))
     bias += ", no bias" * (not layer.bias and layer.kind == "layer_norm")
+    if layer.heads:
+        return f"MultiheadAttention({layer.width}, {layer.heads}{bias}{frozen})"
     return f"{_MODULES[layer.kind]}({sizes.get(layer.kind, layer.width)}{bias}{frozen})"
 
 

@@ -34,7 +34,8 @@ def of_convolution(module: nn.Module, x: Tensor, g: Tensor) -> Told:
     conv: Any = module
     g_nTp = channels_last(g)
     g_nhTp = g_nTp.reshape(*g_nTp.shape[:2], conv.groups, g.shape[1] // conv.groups).transpose(1, 2)
-    both = [amount for amount in reversed(conv.padding) for _ in range(2)]
+    ends = _padding(conv)
+    both = _for_pad(ends)
     a_nhTd = _patches(conv, x, both)
     right = _of(a_nhTd, g_nhTp)
     yield from of_products(a_nhTd, g_nhTp)
@@ -45,12 +46,30 @@ def of_convolution(module: nn.Module, x: Tensor, g: Tensor) -> Told:
     for shift, word in ((1, "late"), (-1, "early")):
         text = f"the patches of a convolution are read a position too {word}"
         yield f"convolution: {word}", text, _of(a_nhTd.roll(shift, 2), g_nhTp) - right
-    if any(conv.padding):
-        first = [amount for own in reversed(conv.padding) for amount in (2 * own, 0)]
-        last = [amount for own in reversed(conv.padding) for amount in (0, 2 * own)]
-        for key, around in (("first", first), ("last", last)):
+    if any(both):
+        turned = {"first": [(a + b, 0) for a, b in ends], "last": [(0, a + b) for a, b in ends]}
+        for key, around in turned.items():
             text = f"the patches of a convolution are cut from an input that is padded at its {key} end only"
-            yield f"convolution: padded {key}", text, _of(_patches(conv, x, around), g_nhTp) - right
+            yield f"convolution: padded {key}", text, _of(_patches(conv, x, _for_pad(around)), g_nhTp) - right
+    if any(before != behind for before, behind in ends):
+        text = "the patches of a convolution are cut from an input whose odd element of padding stands at the wrong end"
+        around = [(behind, before) for before, behind in ends]
+        yield "convolution: odd padding", text, _of(_patches(conv, x, _for_pad(around)), g_nhTp) - right
+
+
+def _padding(conv: Any) -> list[tuple[int, int]]:
+    """(before, behind) of each direction; of an odd total for padding="same" the greater is behind, as torch has it."""
+    if conv.padding == "valid":
+        return [(0, 0)] * len(conv.kernel_size)
+    if conv.padding == "same":
+        totals = [dilation * (kernel - 1) for kernel, dilation in zip(conv.kernel_size, conv.dilation, strict=True)]
+        return [(total // 2, total - total // 2) for total in totals]
+    return [(amount, amount) for amount in conv.padding]
+
+
+def _for_pad(ends: list[tuple[int, int]]) -> list[int]:
+    """As F.pad takes them: of the last direction first."""
+    return [amount for pair in reversed(ends) for amount in pair]
 
 
 def of_norm_layer(module: nn.Module, x: Tensor, g: Tensor) -> Told:

@@ -93,6 +93,7 @@ def _against(token: Token, case: TrainingCase) -> Iterator[str]:
         "routed",
         "reused",
         "one-row",
+        "dropped",
         "real",
         "bfloat16",
         "tf32",

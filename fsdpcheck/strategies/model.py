@@ -10,6 +10,7 @@ from functools import lru_cache
 from hypothesis import strategies as st
 
 from fsdpcheck.case import Activation, Freeze, InputKind, LayerSpec, ModelSpec, Trait
+from fsdpcheck.case.model import Bags
 from fsdpcheck.case.shapes import SPATIAL, Shape, body_input, body_output, item_units
 from fsdpcheck.strategies.choice import among
 
@@ -40,6 +41,10 @@ class Allowed:
     def has(self, trait: Trait) -> bool:
         """Whether ``trait`` is accepted, in its private form if the case is private and it has one."""
         return (f"{trait}-private" if self.private and trait in _PRIVATE_NAMES else trait) in self.accepts
+
+    def has_form(self, trait: str) -> bool:
+        """Whether a form of a layer is accepted that asks for more in private training alone."""
+        return not self.private or f"{trait}-private" in self.accepts
 
     def fits(self, rows: int) -> bool:
         """Whether a weight may have this size of dim 0."""
@@ -80,6 +85,7 @@ def model(draw: st.DrawFn, allowed: Allowed) -> ModelSpec:
         padding_idx=_padding(draw, allowed, vocabulary) if kind in ("tokens", "bags") else None,
         layer_norm=layer_norm,
     )
+    spec = replace(spec, bags=draw(among(_bags(allowed, spec)))) if kind == "bags" else spec
     spec = _chain(draw, allowed, spec, tied)
     if tied:
         spec = _tie(spec, draw(among(_tied_pairs(len(spec.layers), kind))))
@@ -107,6 +113,12 @@ def _features(allowed: Allowed, kind: InputKind, tied: bool) -> Sequence[int]:
 def _longest(allowed: Allowed, kind: InputKind) -> int:
     """Most positions, or the largest extent of each spatial direction."""
     return 2 if allowed.tiny else {"signal": 5, "image": 4, "volume": 3}.get(kind, 4)
+
+
+def _bags(allowed: Allowed, spec: ModelSpec) -> tuple[Bags, ...]:
+    """Sums, and mostly means where a bag's numbers of tokens are powers of two; at least two, to be drawn from."""
+    dyadic = spec.length in (1, 2) or (spec.length == 4 and spec.padding_idx is None)
+    return ("sum", "mean", "mean", "mean") if dyadic and allowed.has_form("mean-bags") else ("sum", "sum")
 
 
 def _padding(draw: st.DrawFn, allowed: Allowed, vocabulary: int) -> int | None:
@@ -175,12 +187,20 @@ def _convolutions(allowed: Allowed, plain: LayerSpec, entering: Shape) -> list[L
             layers = [_windowed(wide, window) for window in windows(entering, wide.width, allowed.tiny)]
             grouped += [layer for layer in layers if layer.groups == groups]
     rest = [layer for layer in found if layer.groups in (1, entering[0])]
-    return rest + grouped * math.ceil(3 * len(rest) / max(len(grouped), 1))
+    every = rest + grouped * math.ceil(3 * len(rest) / max(len(grouped), 1))
+    same = _same(every) if allowed.has_form("same-padding") else []
+    return every + same * (len(every) // (2 * max(len(same), 1)))
 
 
 def _windowed(plain: LayerSpec, window: tuple[int, int, int, int, int]) -> LayerSpec:
     kernel, stride, padding, dilation, groups = window
     return replace(plain, kind="conv", kernel=kernel, stride=stride, padding=padding, dilation=dilation, groups=groups)
+
+
+def _same(layers: Sequence[LayerSpec]) -> list[LayerSpec]:
+    """Those of stride 1 without padding that padding by the size of the kernel changes, so padded."""
+    fit = (layer for layer in layers if layer.stride == 1 and not layer.padding and layer.kernel > 1)
+    return [replace(layer, same=True) for layer in fit]
 
 
 def _group_norms(plain: LayerSpec, entering: Shape) -> list[LayerSpec]:
@@ -205,8 +225,17 @@ def _row_layers(allowed: Allowed, plain: LayerSpec, entering: Shape, spatial: bo
         frozen: Freeze = "weight" if plain.frozen in ("weight", "all") else "none"
         layers.append(replace(row, kind="rms_norm", bias=False, frozen=frozen))
     if len(entering) == 2 and not spatial and allowed.has("attention"):
-        layers += [replace(row, kind="attention")] * 4
+        layers += _attentions(allowed, row, entering[0])
     return layers
+
+
+def _attentions(allowed: Allowed, row: LayerSpec, positions: int) -> list[LayerSpec]:
+    """Of one head, and thrice as often of several where they are accepted and differ from it; four in all."""
+    one, most = replace(row, kind="attention"), row.width
+    heads = [count for count in range(2, most + 1) if most % count == 0]
+    if not heads or positions == 1 or not allowed.has_form("several-heads"):
+        return [one] * 4
+    return [one, *(replace(one, heads=count) for count in (heads[0], heads[0], heads[-1]))]
 
 
 def _layer_norm(allowed: Allowed, row: LayerSpec) -> list[LayerSpec]:

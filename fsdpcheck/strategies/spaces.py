@@ -36,7 +36,8 @@ EQUAL_BITS: Final = CaseSpace(
 """Plain and private steps, of each family in which the implementation promises the single device's bits."""
 COUNTABLE: Final = PRIVATE_PROBE.but(
     adjusted=("one step", "on real numbers"), user_models="known layers"
-).without("surrogates", "layer-norm", "float32", "per-layer-clipping", "routed-private", "reused-private")  # fmt: skip
+).without("surrogates", "layer-norm", "float32", "per-layer-clipping", "routed-private", "reused-private",
+          "dropped-private")  # fmt: skip
 """Float64, on real numbers, of functions whose roundings can be counted: no normalisation, softmax or GELU.
 
 Private, with any C. In one step: in each further one, norms are formed as in the first.

@@ -56,7 +56,7 @@ def _of_the_model(case: TrainingCase, features: Features, steps: Sequence[int]) 
         for one in _with_layer(case, "routed"):
             if features.takes(one):
                 yield from (partial(_with_step, one, steps=number) for number in sorted({*steps}))
-        for used in ("twice", "for all"):
+        for used in ("twice", "for all", "dropped"):
             yield from (partial(replace, one) for one in _with_layer(case, used) if features.takes(one))
     yield from (partial(replace, one) for one in _wider(case) if features.takes(one))
 

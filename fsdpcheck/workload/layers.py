@@ -5,17 +5,21 @@ Legend: n samples, T positions, d features.
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
 from functools import partial
+from typing import Any
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fsdpcheck.case import Activation, LayerSpec, ModelSpec
-from fsdpcheck.case.shapes import PROJECTIONS, Stage
+from fsdpcheck.case.shapes import HEADS, PROJECTIONS, Stage
 
-EPS = 0.25
-"""Of drawn norms: nobody's default, and large enough beside the variance of a row that another one is seen."""
+EPS = 3.0
+"""Of drawn norms: nobody's default, and large beside the variance of small integers, so that on the grid of surrogates,
+which is coarse, another one gives other values."""
 _SCORE_SCALE = 0.25
 """What attention multiplies its scores by: its square root is dyadic for every d, which 1/sqrt(d)'s is not."""
 
@@ -68,13 +72,25 @@ class Attention(nn.Module):
         return result
 
 
+class SelfAttention(nn.Module):
+    """An nn.MultiheadAttention of [n, T, d] with itself; n may be 0."""
+
+    def __init__(self, width: int, heads: int, bias: bool) -> None:
+        super().__init__()
+        self.add_module(HEADS, nn.MultiheadAttention(width, heads, bias=bias, batch_first=True, device="meta"))
+
+    def forward(self, x_nTd: Tensor) -> Tensor:
+        result: Tensor = self.get_submodule(HEADS)(x_nTd, x_nTd, x_nTd, need_weights=False)[0]
+        return result
+
+
 def module(model: ModelSpec, stage: Stage) -> nn.Module:
     """The module of a stage, with parameters on the meta device."""
     if stage.kind == "embedding":
         return nn.Embedding(model.vocabulary, model.features, padding_idx=model.padding_idx, device="meta")
     if stage.kind == "embedding_bag":
         padding = model.padding_idx
-        return nn.EmbeddingBag(model.vocabulary, model.features, mode="sum", padding_idx=padding, device="meta")
+        return nn.EmbeddingBag(model.vocabulary, model.features, mode=model.bags, padding_idx=padding, device="meta")
     if stage.spec is None:
         return nn.LayerNorm(model.features, eps=0.0, device="meta")
     return _layer(stage, stage.spec)
@@ -95,13 +111,26 @@ def _layer(stage: Stage, spec: LayerSpec) -> nn.Module:
     if spec.kind == "rms_norm":
         return nn.RMSNorm(spec.width, eps=EPS, device="meta")
     if spec.kind == "attention":
+        if spec.heads:
+            return SelfAttention(spec.width, spec.heads, spec.bias)
         return Attention(spec.width, spec.bias)
     return linear(stage.entering[-1], spec.width, spec.bias)
 
 
+def _warn_of_odd_padding() -> None:
+    """torch warns once a process, of the first padding="same" with an odd total: of this one, and not amid a run."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        F.conv1d(torch.zeros(1, 1, 2), torch.zeros(1, 1, 2), padding="same")
+
+
+_warn_of_odd_padding()
+
+
 def _convolution(stage: Stage, spec: LayerSpec) -> nn.Module:
     kind = (nn.Conv1d, nn.Conv2d, nn.Conv3d)[len(stage.entering) - 2]
+    padding: Any = "same" if spec.same else spec.padding
     return kind(
-        stage.entering[0], spec.width, spec.kernel, spec.stride, spec.padding, spec.dilation, spec.groups, spec.bias,
+        stage.entering[0], spec.width, spec.kernel, spec.stride, padding, spec.dilation, spec.groups, spec.bias,
         device="meta",
     )  # fmt: skip

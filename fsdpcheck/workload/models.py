@@ -79,6 +79,9 @@ def _through(module: nn.Module, hidden: Tensor, used: Used) -> Tensor:
     if used == "for all":
         row: Tensor = module(hidden.new_ones(1, *hidden.shape[1:]))
         return hidden + row
+    if used == "dropped":
+        module(hidden)
+        return hidden
     found: Tensor = module(module(hidden)) if used == "twice" else module(hidden)
     return found
 
@@ -377,6 +380,11 @@ def _split(name: str) -> tuple[int, str]:
     return (-1 if place == "tail" else int(place.removeprefix("units."))), local
 
 
+def _part(name: str) -> str:
+    """What is frozen of a layer, "weight" or "bias", if a parameter of that last name is."""
+    return "bias" if name.endswith("bias") else "weight"
+
+
 def _fill(module: nn.Module, layer: Layer, parameters: dict[str, Tensor], made: dict[str, nn.Module]) -> None:
     """Give a module its parameters, frozen as its spec says; a tied weight is the earlier layer's parameter."""
     frozen = layer.stage.spec.frozen if layer.stage.spec is not None else "none"
@@ -385,5 +393,5 @@ def _fill(module: nn.Module, layer: Layer, parameters: dict[str, Tensor], made: 
         if layer.tied_to and name == "weight":
             shared = made[layer.tied_to].weight
         else:
-            shared = nn.Parameter(parameters[f"{layer.name}.{name}"], requires_grad=frozen not in (last, "all"))
+            shared = nn.Parameter(parameters[f"{layer.name}.{name}"], requires_grad=frozen not in (_part(last), "all"))
         setattr(module.get_submodule(path), last, shared)

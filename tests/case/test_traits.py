@@ -22,6 +22,7 @@ from tests.common.tables import each
 
 ROUTED = ModelSpec((LayerSpec(1, used="routed"), LayerSpec(2)))
 REUSED = ModelSpec((LayerSpec(1, used="twice"), LayerSpec(2)))
+DROPPED = ModelSpec((LayerSpec(1, used="dropped"), LayerSpec(2)))
 ONE_ROW = ModelSpec((LayerSpec(1, used="for all"), LayerSpec(2)))
 UNEQUAL = replace(SMALLEST, mesh=MeshSpec(2), step=StepSpec(micro_batches=2, sync_every=False, unequal=True))
 SPELLED_OUT = ModelSpec((), own=UserModelSpec("mine:build", "mine:batch", traits=("spelled-out-private", "surrogates")))
@@ -106,6 +107,12 @@ NEEDED: list[tuple[Trait, TrainingCase]] = [
     ("reused-private", private(REUSED)),
     ("one-row", TrainingCase(ONE_ROW)),
     ("one-row-private", private(ONE_ROW)),
+    ("dropped", TrainingCase(DROPPED)),
+    ("dropped-private", private(DROPPED)),
+    ("routed-alone", TrainingCase(replace(DROPPED, units=(1, 1)))),
+    ("several-heads-private", private(ModelSpec((LayerSpec(2, kind="attention", heads=2),), "tokens", features=2))),
+    ("same-padding-private", private(ModelSpec((LayerSpec(1, kind="conv", kernel=2, same=True),), "signal", length=2))),
+    ("mean-bags-private", private(ModelSpec((LayerSpec(1),), "bags", bags="mean"))),
     ("evaluation", replace(SMALLEST, step=StepSpec(evaluates="no_grad"))),
     ("inference-mode", replace(SMALLEST, step=StepSpec(evaluates="inference_mode"))),
     ("rebuilt", replace(SMALLEST, step=StepSpec(rebuilds=True))),

@@ -28,6 +28,7 @@ WORDS = [
     {"step": StepSpec(evaluates="nonsense")},  # type: ignore[arg-type]
     {"step": StepSpec(optimizer=OptimizerSpec(groups="nonsense"))},  # type: ignore[arg-type]
     {"model": ModelSpec((LayerSpec(1, used="nonsense"),))},  # type: ignore[arg-type]
+    {"model": ModelSpec((LayerSpec(1),), bags="nonsense")},  # type: ignore[arg-type]
     {"step": StepSpec(optimizer=OptimizerSpec("nonsense"))},  # type: ignore[arg-type]
     {"step": StepSpec(optimizer=OptimizerSpec(schedule="nonsense"))},  # type: ignore[arg-type]
     {"arithmetic": Arithmetic("nonsense")},  # type: ignore[arg-type]
@@ -47,6 +48,11 @@ def test_every_literal_of_a_case_is_among_the_unknown_words() -> None:
     kinds = (LayerSpec, ModelSpec, MeshSpec, BatchLayout, StepSpec, OptimizerSpec, Arithmetic)
     literals = [hint for kind in kinds for hint in get_type_hints(kind).values() if get_origin(hint) is Literal]
     assert len(literals) == len(WORDS)
+
+
+def attending(width: int, heads: int) -> dict[str, Any]:
+    layer = LayerSpec(width, kind="attention", heads=heads)
+    return {"model": ModelSpec((layer,), "sequence", features=width)}
 
 
 def on(kind: str, *layers: LayerSpec, features: int = 2, length: int = 3) -> dict[str, Any]:
@@ -173,6 +179,14 @@ REFUSED: list[tuple[str, dict[str, Any]]] = [
     ("seed", {"seed": 1 << 64}),
     (r"layers\[0\].used: got 'routed'", {"model": ModelSpec((LayerSpec(2, used="routed"),))}),
     (r"layers\[0\].used: got 'twice'", on("signal", LayerSpec(2, kind="conv", used="twice"))),
+    (r"layers\[0\].used: got 'dropped'", {"model": ModelSpec((LayerSpec(2, used="dropped"),))}),
+    (r"layers\[0\].heads: got 2, wanted 0 for linear", {"model": ModelSpec((LayerSpec(2, heads=2),))}),
+    (r"layers\[0\].heads: got 2, wanted .* divides 3", attending(3, 2)),
+    (r"layers\[0\].heads: got -1, wanted", attending(3, -1)),
+    (r"layers\[0\].same: got True", on("signal", LayerSpec(1, kind="conv", padding=1, same=True))),
+    (r"layers\[0\].same: got True", on("signal", LayerSpec(1, kind="conv", stride=2, same=True))),
+    (r"layers\[0\].same: got True", {"model": ModelSpec((LayerSpec(1, same=True),))}),
+    ("model.bags: got 'mean'", {"model": ModelSpec((LayerSpec(1),), bags="mean")}),
     ("model.tied", {"model": ModelSpec((LayerSpec(1), LayerSpec(1, used="twice")), tied=(0, 1))}),
     (
         "model.layers, used",

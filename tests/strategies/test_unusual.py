@@ -14,7 +14,17 @@ STEPS = (1, 2, 3)
 PLAIN = Arithmetic(project=False)
 CASE = TrainingCase(ModelSpec((LayerSpec(3), LayerSpec(2)), features=3, units=(2,)), arithmetic=PLAIN)
 NEW: frozenset[Trait] = frozenset(
-    {"routed", "routed-alone", "reused", "one-row", "evaluation", "inference-mode", "rebuilt", "parameter-groups"}
+    {
+        "routed",
+        "routed-alone",
+        "reused",
+        "one-row",
+        "dropped",
+        "evaluation",
+        "inference-mode",
+        "rebuilt",
+        "parameter-groups",
+    }
 )
 
 

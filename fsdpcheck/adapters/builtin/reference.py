@@ -41,7 +41,8 @@ ACCEPTS: frozenset[Trait] = frozenset(
         "attention-private", "conv-private", "group-norm-private", "rms-norm-private", "bags-private", "tied-private",
         "routed", "routed-private", "reused", "reused-private", "evaluation", "inference-mode",
         "rebuilt", "one-row", "spelled-out-private",
-        "unequal-micro-batches", "unit-groups",
+        "unequal-micro-batches", "unit-groups", "several-heads-private", "same-padding-private", "mean-bags-private",
+        "dropped", "dropped-private",
     }
 )  # fmt: skip
 
