@@ -80,23 +80,38 @@ def _index_put(
 def _embedding_bag(
     weight: Operand, indices: Tensor, offsets: Tensor, by_frequency: bool = False, mode: int = 0, *rest: Any
 ) -> Sequence[Bound | None]:
-    _adds_rows(by_frequency, mode, rest[1] if len(rest) > 1 else None)
-    terms = _aten._embedding_bag.default(weight.magnitude, indices, offsets, False, 0, *rest)[0]
-    return [Bound(terms, weight.exponent), None, None, None]
+    _adds_or_averages(by_frequency, mode, rest[1] if len(rest) > 1 else None)
+    terms, _, sizes, _ = _aten._embedding_bag.default(weight.magnitude, indices, offsets, False, mode, *rest)
+    return [Bound(terms, weight.exponent - _halvings(mode, sizes)), None, None, None]
 
 
-def _adds_rows(by_frequency: bool, mode: int, weights: Any) -> None:
-    if mode != 0 or by_frequency or weights is not None:
-        raise Inexact("is an EmbeddingBag that does not just add up rows")
+_SUM, _MEAN = 0, 1
+
+
+def _adds_or_averages(by_frequency: bool, mode: int, weights: Any) -> None:
+    if mode not in (_SUM, _MEAN) or by_frequency or weights is not None:
+        raise Inexact("is an EmbeddingBag that does not just add up or average rows")
+
+
+def _halvings(mode: int, sizes: Tensor) -> int:
+    """k where bags of ``sizes`` rows are divided by 2**k at most."""
+    if mode == _SUM or not sizes.numel():
+        return 0
+    mantissas, exponents = sizes.double().clamp(min=1).frexp()
+    if bool((mantissas != 0.5).any()):
+        raise Inexact("averages rows of a bag whose number is no power of two")
+    return int(exponents.max()) - 1
 
 
 @rule(_aten._embedding_bag_dense_backward.default)
 def _embedding_bag_backward(grad: Operand, *rest: Any) -> Sequence[Bound]:
-    _adds_rows(rest[5], rest[6], rest[7])
-    return [Bound(_aten._embedding_bag_dense_backward.default(grad.magnitude, *rest), grad.exponent)]
+    _adds_or_averages(rest[5], rest[6], rest[7])
+    terms = _aten._embedding_bag_dense_backward.default(grad.magnitude, *rest)
+    return [Bound(terms, grad.exponent - _halvings(rest[6], rest[2]))]
 
 
 @rule(_aten._embedding_bag_backward.default)
 def _composite_embedding_bag_backward(grad: Operand, *rest: Any) -> Sequence[Bound]:
-    _adds_rows(rest[6], rest[7], rest[9])
-    return [Bound(_aten._embedding_bag_backward.default(grad.magnitude, *rest), grad.exponent)]
+    _adds_or_averages(rest[6], rest[7], rest[9])
+    terms = _aten._embedding_bag_backward.default(grad.magnitude, *rest)
+    return [Bound(terms, grad.exponent - _halvings(rest[7], rest[3]))]

@@ -270,7 +270,11 @@ def _arithmetic(draw: st.DrawFn, features: Features, outline: _Outline, step: St
     """float32 has 24 bits to spend, so its cases draw the smallest integers."""
     accepts, family, tiny = features.accepts, outline.family, outline.tiny
     weights, inputs = draw(st.integers(1, 2)), draw(st.integers(1, 3))
-    project = "project" in accepts and outline.numbers == "grid" and not _stays_exact(step, family, tiny)
+    project = (
+        "project" in accepts
+        and outline.numbers == "grid"
+        and not unusual.stays_exact(step, "float32" if tiny else "float64")
+    )
     arithmetic = Arithmetic("float32" if tiny else "float64", project=project, numbers=outline.numbers)
     arithmetic = arithmetic if tiny else replace(arithmetic, weights=weights, inputs=inputs)
     before = features.arithmetic.averaging == "before"
@@ -278,15 +282,6 @@ def _arithmetic(draw: st.DrawFn, features: Features, outline: _Outline, step: St
     if "premultiply" in accepts and family != "probe" and _premultiplies(arithmetic, outline.mesh):
         arithmetic = replace(arithmetic, averaging=draw(among(_AVERAGES)))
     return arithmetic
-
-
-def _stays_exact(step: StepSpec, family: Clipping, tiny: bool) -> bool:
-    """Whether nearly all such cases are exact in every step without a projection.
-
-    Then there is none: it would heal a rank that trains other parameters than it shows, before they can have an effect.
-    """
-    plain = step.optimizer.kind == "sgd" and not step.optimizer.momentum and not step.optimizer.weight_decay
-    return step.steps == 1 or (step.steps == 2 and plain and family in ("none", "unclipped") and not tiny)
 
 
 def _premultiplies(arithmetic: Arithmetic, mesh: MeshSpec) -> bool:

@@ -11,7 +11,7 @@ from functools import partial
 from typing import Any
 
 from fsdpcheck.adapters.contract import Features
-from fsdpcheck.case import LayerSpec, ModelSpec, TrainingCase
+from fsdpcheck.case import Dtype, LayerSpec, ModelSpec, StepSpec, TrainingCase
 from fsdpcheck.case.model import Used
 from fsdpcheck.case.shapes import Stage, stages
 
@@ -55,10 +55,29 @@ def _of_the_model(case: TrainingCase, features: Features, steps: Sequence[int]) 
     if case.arithmetic.numbers == "grid" and case.arithmetic.compute == "dtype":
         for one in _with_layer(case, "routed"):
             if features.takes(one):
-                yield from (partial(_with_step, one, steps=number) for number in sorted({*steps}))
+                yield from (partial(_of_steps, one, features, number) for number in sorted({*steps}))
         for used in ("twice", "for all", "dropped"):
             yield from (partial(replace, one) for one in _with_layer(case, used) if features.takes(one))
     yield from (partial(replace, one) for one in _wider(case) if features.takes(one))
+
+
+def stays_exact(step: StepSpec, dtype: Dtype) -> bool:
+    """Whether nearly all cases of such a step are exact in every one without a projection.
+
+    Then there is none: it would heal a rank that trains other parameters than it shows, before they can have an effect.
+    """
+    plain = step.optimizer.kind == "sgd" and not step.optimizer.momentum and not step.optimizer.weight_decay
+    unclipped = step.clipping in ("none", "unclipped")
+    return step.steps == 1 or (step.steps == 2 and plain and unclipped and dtype == "float64")
+
+
+def _of_steps(case: TrainingCase, features: Features, number: int) -> TrainingCase:
+    """So many steps, projected in between where they are and were not, and need it."""
+    step = replace(case.step, steps=number)
+    project = case.arithmetic.project or (
+        "project" in features.accepts and not stays_exact(step, case.arithmetic.dtype)
+    )
+    return replace(case, step=step, arithmetic=replace(case.arithmetic, project=project))
 
 
 def _with_step(case: TrainingCase, **change: Any) -> TrainingCase:

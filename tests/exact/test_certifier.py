@@ -217,19 +217,42 @@ def test_gradients_of_rows_over_their_frequency_are_refused(by_frequency: bool) 
     assert by_frequency or gradient[:, 0].tolist() == [1, 3]
 
 
-@pytest.mark.parametrize("option", [{"scale_grad_by_freq": True}, {"mode": "mean"}])
-def test_bags_that_divide_are_refused(option: dict[str, object]) -> None:
+@pytest.mark.parametrize(
+    ("option", "words"),
+    [
+        ({"scale_grad_by_freq": True}, "does not just add up or average"),
+        ({"mode": "max"}, "does not just add up or average"),
+        ({"mode": "mean"}, "averages rows of a bag whose number is no power of two"),
+    ],
+)
+def test_bags_that_divide_are_refused(option: dict[str, object], words: str) -> None:
     tokens, table = torch.tensor([[1, 1, 1]]), integers(2, 3, seed=4).requires_grad_()
-    with pytest.raises(NotExact, match="does not just add up rows"), Certifier(FLOAT64, "test"):
+    with pytest.raises(NotExact, match=words), Certifier(FLOAT64, "test"):
         F.embedding_bag(tokens, table, **{"mode": "sum", **option})  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize(("by_frequency", "mode"), [(True, 0), (False, 1)])
-def test_so_are_their_gradients(by_frequency: bool, mode: int) -> None:
+@pytest.mark.parametrize(
+    ("by_frequency", "mode", "words"),
+    [(True, 0, "does not just"), (False, 1, "no power of two"), (False, 2, "not just")],
+)
+def test_so_are_their_gradients(by_frequency: bool, mode: int, words: str) -> None:
     bags = torch.zeros(3, dtype=torch.int64)
     rest = (torch.ones(3, dtype=torch.int64), bags, torch.tensor([3]), torch.empty(0), 2, by_frequency, mode, None)
-    with pytest.raises(Inexact, match="does not just add up rows"):
+    with pytest.raises(Inexact, match=words):
         RULES[_aten._embedding_bag_dense_backward.default](operand(integers(1, 3)), *rest)
+
+
+def test_means_over_bags_of_one_two_and_four_rows_are_certified_with_the_bits_that_they_take() -> None:
+    """Rows of odd numbers, and a token that is in no bag: quarters of them, and of a gradient of ones."""
+    tokens = torch.tensor([[1, 2, 2, 3], [1, 2, 0, 0], [3, 0, 0, 0], [0, 0, 0, 0]])
+    table = torch.tensor([[8.0], [1.0], [3.0], [6.0]], dtype=torch.float64, requires_grad=True)
+    with Certifier(FLOAT64, "test") as certifier:
+        means = F.embedding_bag(tokens, table, mode="mean", padding_idx=0)
+        (gradient,) = torch.autograd.grad(means.sum(), table)
+    assert means.flatten().tolist() == [3.25, 2, 6, 0]
+    assert gradient.flatten().tolist() == [0, 0.75, 1, 1.25]
+    assert [certifier.bound(value).exponent for value in (means, gradient)] == [-2, -2]
+    assert bool((certifier.bound(gradient).terms >= gradient.abs()).all())
 
 
 def test_a_user_model_with_norms_attention_and_convolution_is_certified_under_surrogates() -> None:
