@@ -317,7 +317,7 @@ def _validate_numbers(case: TrainingCase) -> None:
         refuse("arithmetic.project", True, "False with real numbers", "set it")
     if case.arithmetic.numbers == "real" and case.step.clipping == "exact":
         refuse("step.clipping", "exact", "another family with real numbers", 'use "unclipped" or "probe"')
-    if any(layer.used != "once" for layer in case.model.layers):
+    if any(layer.used not in ("once", "dropped") for layer in case.model.layers):
         _validate_uses(case)
     if case.arithmetic.compute != "dtype":
         _validate_compute(case)

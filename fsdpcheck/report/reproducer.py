@@ -193,7 +193,7 @@ def _made(module: nn.Module) -> str:
         return f"nn.Embedding({module.num_embeddings}, {module.embedding_dim}, padding_idx={module.padding_idx})"
     if isinstance(module, nn.EmbeddingBag):
         sizes = f"{module.num_embeddings}, {module.embedding_dim}"
-        return f'nn.EmbeddingBag({sizes}, mode="sum", padding_idx={module.padding_idx})'
+        return f'nn.EmbeddingBag({sizes}, mode="{module.mode}", padding_idx={module.padding_idx})'
     if isinstance(module, nn.modules.conv._ConvNd) or type(module) in _MODULES:
         return f"nn.{module!r}"
     raise _refusal(f"a module {type(module).__name__}", "layers of torch that no surrogate stands for")

@@ -62,6 +62,27 @@ def test_groups_and_patches_of_a_convolution() -> None:
     assert torch.equal(right + told["convolution: late"], _convolved(conv, F.pad(x, (1, 1, 1, 1)), later))
 
 
+def test_an_odd_element_of_padding_at_the_wrong_end() -> None:
+    """Padding of three elements for a kernel of two, dilated by three: one before the input and two behind it."""
+    conv = nn.Conv2d(2, 3, 2, padding="same", dilation=(3, 2), bias=False).double()
+    x, g = _numbers(3, 2, 4, 4), _numbers(3, 3, 4, 4)
+    told = _told(layer_norm_rules.of_convolution(conv, x, g))
+    right, weight = _convolved(conv, F.pad(x, (1, 1, 1, 2)), g), conv.weight.detach()
+    assert torch.equal(conv(x), F.conv2d(F.pad(x, (1, 1, 1, 2)), weight, None, 1, 0, conv.dilation))
+    assert torch.equal(right + told["convolution: odd padding"], _convolved(conv, F.pad(x, (1, 1, 2, 1)), g))
+    assert torch.equal(right + told["convolution: padded first"], _convolved(conv, F.pad(x, (2, 0, 3, 0)), g))
+    even = nn.Conv2d(2, 3, 3, padding="same", bias=False).double()
+    assert "convolution: odd padding" not in _told(layer_norm_rules.of_convolution(even, x, g))
+
+
+def test_a_convolution_without_padding_by_word() -> None:
+    conv = nn.Conv2d(2, 3, 2, padding="valid", bias=False).double()
+    x, g = _numbers(3, 2, 4, 4), _numbers(3, 3, 3, 3)
+    told = _told(layer_norm_rules.of_convolution(conv, x, g))
+    assert told.keys() >= {"convolution: late"}
+    assert not any("padded" in key for key in told)
+
+
 @pytest.mark.parametrize("made", [lambda: nn.LayerNorm(4), lambda: nn.RMSNorm(4), lambda: nn.GroupNorm(2, 4)])
 def test_raw_inputs_and_wrong_groups_of_layers_that_normalise(made: Callable[[], nn.Module]) -> None:
     norm = made().double()

@@ -18,6 +18,7 @@ from fsdpcheck.case import (
     Arithmetic,
     BatchLayout,
     Dtype,
+    Freeze,
     InputKind,
     LayerKind,
     LayerSpec,
@@ -27,6 +28,8 @@ from fsdpcheck.case import (
     StepSpec,
     TrainingCase,
 )
+from fsdpcheck.case.model import Bags
+from fsdpcheck.exact import surrogates
 from fsdpcheck.workload import batches, layers, models
 from fsdpcheck.workload.layers import EPS
 from tests.common.tables import each
@@ -62,6 +65,28 @@ SPECS = {
         features=1,
         length=3,
         units=(2,),
+    ),
+    "padded by the kernel": ModelSpec(
+        (
+            LayerSpec(4, True, kind="conv", kernel=2, same=True),
+            LayerSpec(2, kind="conv", kernel=2, dilation=2, groups=2, same=True),
+        ),
+        "image",
+        features=2,
+        length=3,
+    ),
+    "means of bags": ModelSpec((LayerSpec(3),), "bags", 2, length=3, vocabulary=3, padding_idx=1, bags="mean"),
+    "heads": ModelSpec(
+        (
+            LayerSpec(4, True, kind="attention", heads=2),
+            LayerSpec(4, kind="attention", heads=4, frozen="weight"),
+            LayerSpec(4, True, kind="attention", heads=1, frozen="bias"),
+            LayerSpec(4, used="dropped"),
+        ),
+        "sequence",
+        features=4,
+        length=3,
+        units=(1, 3),
     ),
     "volume": ModelSpec(
         (LayerSpec(2, True, kind="conv", kernel=2, frozen="bias"), LayerSpec(2, kind="rms_norm"), LayerSpec(3, True)),
@@ -108,7 +133,11 @@ def test_forward_is_the_chain_of_layers(case: TrainingCase) -> None:
     output = model(inputs)
     features = models.body_features(case)
     assert output.shape == (5, features + models.instrument_rows(case))
-    assert torch.equal(output[:, :features], _by_hand(case, model, inputs).flatten(1))
+    wanted = _by_hand(case, model, inputs).flatten(1)
+    if any(layer.heads for layer in case.model.layers):
+        torch.testing.assert_close(output[:, :features], wanted)  # heads that are multiplied together round otherwise
+    else:
+        assert torch.equal(output[:, :features], wanted)
     assert torch.equal(output[:, features:], model.instrument.weight.T.expand(5, -1))
 
 
@@ -133,21 +162,26 @@ def _by_hand(case: TrainingCase, model: nn.Module, hidden: Tensor) -> Tensor:
         assert {name: tuple(value.shape) for name, value in parameters.items()} == layer.shapes
         hidden = hidden.flatten(1) if layer.stage.flatten else hidden
         assert layer.stage.spec is None or tuple(hidden.shape[1:]) == layer.stage.entering
-        hidden = _layer_by_hand(case, layer, parameters, hidden)
-        assert tuple(hidden.shape[1:]) == layer.stage.leaving
+        given = _layer_by_hand(case, layer, parameters, hidden)
+        assert tuple(given.shape[1:]) == layer.stage.leaving
+        hidden = hidden if layer.stage.spec is not None and layer.stage.spec.used == "dropped" else given
         hidden = hidden if layer.stage.spec is None else ACTIVATIONS[layer.stage.spec.activation](hidden)
     return hidden
 
 
 def _layer_by_hand(case: TrainingCase, layer: models.Layer, parameters: dict[str, Tensor], x: Tensor) -> Tensor:
     spec = layer.stage.spec
+    if spec is not None and spec.heads:
+        return _heads_by_hand(parameters, x, spec.heads)
     if layer.kind == "attention":
         return _attention_by_hand(parameters, x)
     weight, bias = parameters["weight"], parameters.get("bias")
     if layer.kind == "embedding":
         return weight[x]
     if layer.kind == "embedding_bag":
-        return (weight[x] * (x != case.model.padding_idx).unsqueeze(-1)).sum(1)
+        used = (x != case.model.padding_idx).unsqueeze(-1)
+        divisors = used.sum(1).clamp(min=1) if case.model.bags == "mean" else 1
+        return (weight[x] * used).sum(1) / divisors
     if spec is None:
         assert bias is not None
         return x / x.abs() * weight + bias
@@ -175,11 +209,23 @@ def _attention_by_hand(parameters: dict[str, Tensor], x_bTd: Tensor) -> Tensor:
     return linear("output", torch.softmax(scores, -1) @ linear("value", x_bTd))
 
 
+def _heads_by_hand(parameters: dict[str, Tensor], x_bTd: Tensor, heads: int) -> Tensor:
+    """Each head by itself, on its own rows of the three projections."""
+    weights, width = parameters["heads.in_proj_weight"].chunk(3), x_bTd.shape[-1] // heads
+    biases = parameters["heads.in_proj_bias"].chunk(3) if "heads.in_proj_bias" in parameters else (None,) * 3
+    q, k, v = (_plus(x_bTd @ weight.T, bias) for weight, bias in zip(weights, biases, strict=True))
+    mixed = []
+    for own in (slice(head * width, (head + 1) * width) for head in range(heads)):
+        mixed.append(torch.softmax(q[..., own] @ k[..., own].mT / width**0.5, -1) @ v[..., own])
+    return _plus(torch.cat(mixed, -1) @ parameters["heads.out_proj.weight"].T, parameters.get("heads.out_proj.bias"))
+
+
 def _convolution_by_hand(spec: LayerSpec, weight: Tensor, x: Tensor) -> Tensor:
     """Every output element by itself: the window's products, added up."""
     directions = x.dim() - 2
-    x = F.pad(x, [spec.padding] * (2 * directions))
     reach = spec.dilation * (spec.kernel - 1) + 1
+    ends = [(reach - 1) // 2, reach - 1 - (reach - 1) // 2] if spec.same else [spec.padding] * 2
+    x = F.pad(x, ends * directions)
     starts = [range(0, size - reach + 1, spec.stride) for size in x.shape[2:]]
     y = x.new_zeros(len(x), spec.width, *map(len, starts))
     taken, given = x.shape[1] // spec.groups, spec.width // spec.groups
@@ -197,6 +243,9 @@ def test_every_kind_of_layer_input_and_activation_is_among_the_models() -> None:
     assert {layer.kind for layer in used} == set(get_args(LayerKind))
     assert {layer.activation for layer in used} == set(get_args(Activation)) == set(ACTIVATIONS)
     assert {spec.input for spec in SPECS.values()} == set(get_args(InputKind))
+    assert {spec.bags for spec in SPECS.values()} == set(get_args(Bags))
+    assert {layer.heads for layer in used} == {0, 1, 2, 4}
+    assert {layer.same for layer in used} == {False, True}
 
 
 @EVERY
@@ -219,7 +268,13 @@ def test_a_model_takes_an_empty_batch(case: TrainingCase, loss: Loss) -> None:
     output = model(inputs)
     assert output.shape == (0, models.body_features(case) + models.instrument_rows(case))
     models.loss_for(case)(output, output.detach()).sum().backward()
+    unused = {
+        layer.name for layer in models.layer_names(case) if layer.stage.spec and layer.stage.spec.used == "dropped"
+    }
     for name, value in model.named_parameters():
+        if name.rpartition(".")[0] in unused:
+            assert value.grad is None, name
+            continue
         assert not value.requires_grad or (value.grad is not None and not value.grad.any()), name
 
 
@@ -387,9 +442,44 @@ def test_a_layer_that_is_used_twice_runs_on_what_it_gave() -> None:
     assert calls["tail.linear0"] == 4
 
 
+def test_what_nothing_uses_runs_all_the_same() -> None:
+    model = models.build(TrainingCase(ModelSpec((LayerSpec(2, used="dropped"), LayerSpec(1)), features=2)))
+    last, inputs = model.get_submodule("tail.linear1"), torch.tensor([[1.0, 5.0]], dtype=torch.float64)
+    calls = _named_calls(model)
+    assert torch.equal(model(inputs)[:, :1], last(inputs))
+    assert calls["tail.linear0"] == 1
+
+
+@pytest.mark.parametrize("bias", [False, True])
+@pytest.mark.parametrize("part", ["weight", "bias", "all"])
+def test_what_is_frozen_of_several_heads(part: Freeze, bias: bool) -> None:
+    layer = LayerSpec(2, bias, frozen=part, kind="attention", heads=2)
+    model = models.build(TrainingCase(ModelSpec((layer,), "sequence", features=2, length=2)))
+    for name, value in model.get_submodule("tail.attention0").named_parameters():
+        own = "bias" if name.endswith("bias") else "weight"
+        assert value.requires_grad == (part not in (own, "all")), name
+
+
 @pytest.mark.parametrize("name", ["image", "volume", "attention"])
 def test_no_drawn_norm_has_the_eps_that_torch_would_give_it(name: str) -> None:
     """So that a rule which takes a constant for the layer's own is seen."""
     found = [module.eps for module in models.build(TrainingCase(SPECS[name])).modules() if hasattr(module, "eps")]
     assert set(found) == {EPS}
     assert EPS > 1e-2
+
+
+@pytest.mark.parametrize("kind", ["layer_norm", "rms_norm"])
+@pytest.mark.parametrize("largest", [1, 3])
+def test_the_default_eps_gives_most_rows_of_small_integers_other_values_on_the_grid(kind: str, largest: int) -> None:
+    """In a case of integers an eps shows only where a value comes to lie on another point of a coarse grid."""
+    rows = torch.randint(-largest, largest + 1, (400, 4), generator=torch.Generator().manual_seed(3)).double()
+    own, others = (_normalised(kind, rows, eps) for eps in (EPS, 1e-5))
+    assert (own != others).any(1).double().mean() > 0.5
+    assert (own == 0).all(1).double().mean() < 0.1
+
+
+def _normalised(kind: str, rows: Tensor, eps: float) -> Tensor:
+    with surrogates.installed():
+        if kind == "layer_norm":
+            return F.layer_norm(rows, (4,), eps=eps)
+        return F.rms_norm(rows, (4,), eps=eps)
