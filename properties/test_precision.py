@@ -15,10 +15,12 @@ from fsdpcheck.checks.clipping import (
     assert_norms_exact,
     assert_probe_coefficients,
 )
+from fsdpcheck.checks.initial_parameters import assert_starts_unrounded
 from fsdpcheck.checks.noise import assert_noise_in_full_precision, noisy
 from fsdpcheck.checks.training import assert_gradients_equal, assert_parameters_equal, assert_ranks_agree
 from fsdpcheck.judging.registry import law
 from fsdpcheck.judging.run import Run
+from fsdpcheck.program import probes
 from fsdpcheck.strategies import HIDING, LOW_PRECISION
 
 _UNCLIPPED = LOW_PRECISION.but(clipping=("unclipped",))
@@ -27,6 +29,22 @@ _PROBE = LOW_PRECISION.but(clipping=("probe",))
 _GLOBAL_NORM = LOW_PRECISION.but(global_norm=True)
 _TF32 = LOW_PRECISION.but(compute="tf32")
 _TF32_UNCLIPPED = _UNCLIPPED.but(compute="tf32")
+
+
+@law(
+    "precision.initial",
+    promise="plain",
+    space=LOW_PRECISION.but(must_occur=("several ranks", "several units")),
+)
+def test_what_is_trained_are_the_float32_parameters_that_were_given(case: TrainingCase, run: Run) -> None:
+    """Computing in bfloat16, every rank starts from the float32 parameters of the model, of more bits than a bfloat16.
+
+    Sees shards that are made of the copies that the model computes with. Their values alone are not the case's:
+    some 1/2 more; what is trained from there is not looked at.
+    Not seen: parameters that are rounded in a step (precision.training); how they are rounded for the model.
+    Source: accelerate#3979, where parameters were cast before they were sharded.
+    """
+    assert_starts_unrounded(run(case, probes=(probes.start_between,)))
 
 
 @law(

@@ -1,4 +1,4 @@
-"""Checks of how a training starts where every rank has built another model: its parameters and its buffers."""
+"""Checks of how a training starts: where every rank has built another model, and where parameters have many bits."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from functools import partial
 from fsdpcheck import diagnosis
 from fsdpcheck.checks._compare import alike, differing, require_equal
 from fsdpcheck.checks._read import completed
+from fsdpcheck.diagnosis.bits import rounded
 from fsdpcheck.errors import NotExact, UsageError
 from fsdpcheck.execution import Execution
 from fsdpcheck.oracle import Answer, Named
@@ -21,12 +22,29 @@ def assert_starts_from_rank_0(execution: Execution, answer: Answer) -> None:
     hold of an implementation that broadcasts nothing.
     """
     ranks = completed(execution)
-    built = [_built(execution, rank) for rank in range(len(ranks))]
+    built = [_built(execution, rank, probes.start_apart) for rank in range(len(ranks))]
     _require_apart(built, answer.steps[0].before)
     cause = partial(diagnosis.of_start, answer.case, built, [result.initial for result in ranks])
     for result in ranks:
         what = "training does not start from what rank 0 has built"
         require_equal(what, result.initial, built[0], f"rank {result.rank}", cause)
+
+
+def assert_starts_unrounded(execution: Execution) -> None:
+    """Before the first step every rank shows parameters of more bits than a bfloat16's as they were built, bit for bit.
+
+    Raises UsageError for a run without probes.start_between, or one whose parameters would come through a bfloat16.
+    """
+    for result in completed(execution):
+        built = _built(execution, result.rank, probes.start_between)
+        if not all(bool(differing(value, rounded(value, _BITS)).all()) for value in built.values()):
+            raise UsageError(f"rank {result.rank} has built elements of few bits; next: take integer weights below 2^8")
+        cause = partial(diagnosis.of_rounded_start, built, result.initial)
+        require_equal("training starts from rounded parameters", result.initial, built, f"rank {result.rank}", cause)
+
+
+_BITS = 8
+"""Of a significand of a bfloat16."""
 
 
 def assert_computes_with_buffers_of_rank_0(execution: Execution, answer: Answer, gives: Probe) -> None:
@@ -49,11 +67,11 @@ def assert_computes_with_buffers_of_rank_0(execution: Execution, answer: Answer,
         require_equal("a buffer is not what rank 0 has built", own, wanted, f"rank {rank}", cause)
 
 
-def _built(execution: Execution, rank: int) -> Named:
-    """The parameters that a rank has built."""
-    noted = [value for _, _, value in probes.start_apart.saw(execution.ranks[rank])]
+def _built(execution: Execution, rank: int, gave: Probe) -> Named:
+    """The parameters that a rank has built, as the probe changed them."""
+    noted = [value for _, _, value in gave.saw(execution.ranks[rank])]
     if not noted:
-        raise UsageError(f"rank {rank} noted no parameters that it has built; next: run with probes.start_apart")
+        raise UsageError(f"rank {rank} noted no parameters that it has built; next: run with {gave.name}")
     found: Named = noted[0]
     return found
 

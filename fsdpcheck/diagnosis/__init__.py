@@ -47,7 +47,7 @@ from fsdpcheck.diagnosis.cause_fit import (
 )
 from fsdpcheck.diagnosis.collectives import of_failure
 from fsdpcheck.diagnosis.global_norm import of_clipped_update, of_grad_norm, unasked
-from fsdpcheck.diagnosis.initial_parameters import of_buffers, of_start
+from fsdpcheck.diagnosis.initial_parameters import of_buffers, of_rounded_start, of_start
 from fsdpcheck.diagnosis.shards import stood_still
 from fsdpcheck.findings.cause import PATTERN, Cause, Causes
 from fsdpcheck.oracle import INSTRUMENT, Answer, Named, StepAnswer
@@ -68,6 +68,7 @@ __all__ = [
     "of_norms",
     "of_order",
     "of_padding",
+    "of_rounded_start",
     "of_start",
     "of_terms",
     "of_update",

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from fsdpcheck.case import TrainingCase
+from fsdpcheck.diagnosis.bits import rounded, words
 from fsdpcheck.diagnosis.cause_fit import differs
 from fsdpcheck.findings.cause import PATTERN, Cause, Causes
 from fsdpcheck.oracle import Named
@@ -35,6 +36,19 @@ def of_start(case: TrainingCase, built: Sequence[Named], shown: Sequence[Named])
         return found
     text = f"{', '.join(sorted(names))}: each rank keeps what it has built, rank 0's does not reach it"
     return [*found, Cause("parameters apart", text, PATTERN)]
+
+
+def of_rounded_start(built: Named, shown: Named) -> Causes:
+    """Causes of what a rank shows before the first step, if it is what was built, rounded to some type's bits."""
+    if shown.keys() != built.keys():
+        return []
+    wrong = differs(shown, built)
+    for count in (8, 11):
+        if all(torch.equal(shown[name], rounded(built[name], count)) for name in wrong):
+            named = "all parameters" if len(wrong) == len(built) else ", ".join(sorted(wrong))
+            text = f"{named} were {words(count)}, before they were sharded"
+            return [Cause(f"rounded to {count}", text, PATTERN)]
+    return []
 
 
 def of_buffers(case: TrainingCase, built: Sequence[Named], used: Sequence[Named]) -> Causes | None:

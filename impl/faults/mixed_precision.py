@@ -35,6 +35,25 @@ def reduced_in_half_precision(original: Function, hit: Hit) -> Function:
 
 
 @fault(
+    "sharding.flat_buffer:FlatBuffer.__init__",
+    "parameters that are cast before they are sharded, https://github.com/huggingface/accelerate/issues/3979",
+    "precision.initial",
+    cause="parameters were rounded to 8 bits, the precision of bfloat16, before they were sharded",
+)
+def shards_of_copies_in_half_precision(original: Function, hit: Hit) -> Function:
+    """Where the model computes in half precision, the shards are made of the parameters that it computes with."""
+
+    def planted(self: Any, *given: Any, **named: Any) -> None:
+        original(self, *given, **named)
+        half = _half(self.parameters)
+        if half is not None:
+            hit()
+            self.shard.data.copy_(self.shard.data.to(half))
+
+    return planted
+
+
+@fault(
     "trainer:Trainer.update",
     "a model trained in bfloat16 without float32 copies: updates below its rounding are lost",
     "precision.*r*a*",

@@ -12,10 +12,11 @@ from torch.distributed.fsdp import FullyShardedDataParallel
 
 from fsdpcheck import oracle
 from fsdpcheck.adapters.contract import Use
-from fsdpcheck.case import BatchLayout, LayerSpec, MeshSpec, ModelSpec, TrainingCase
+from fsdpcheck.case import Arithmetic, BatchLayout, LayerSpec, MeshSpec, ModelSpec, TrainingCase
 from fsdpcheck.checks.features import assert_right
-from fsdpcheck.checks.initial_parameters import assert_starts_from_rank_0
-from fsdpcheck.diagnosis import of_start
+from fsdpcheck.checks.initial_parameters import assert_starts_from_rank_0, assert_starts_unrounded
+from fsdpcheck.diagnosis import of_rounded_start, of_start
+from fsdpcheck.diagnosis.bits import rounded
 from fsdpcheck.engines._simulated.in_process import InProcessEngine
 from fsdpcheck.engines.base import Engine
 from fsdpcheck.engines.processes import ProcessesEngine
@@ -83,6 +84,44 @@ def test_the_cause_is_named(engine: SimulatedEngine, case: TrainingCase, fault: 
     assert cause in found.value.cause
 
 
+HALF = replace(FLAT, arithmetic=Arithmetic("float32", compute="bfloat16"))
+
+
+@pytest.mark.parametrize("adapter", ["reference", "reference_fsdp2", "fully_shard", "fsdp1"])
+def test_parameters_of_many_bits_are_sharded_as_they_are(engine: SimulatedEngine, adapter: str) -> None:
+    assert_starts_unrounded(Run(engine, adapter)(HALF, probes=(probes.start_between,)))
+
+
+def test_shards_of_rounded_copies_are_seen_and_named(engine: SimulatedEngine) -> None:
+    run = Run(engine, "reference", ("fsdpcheck.impl.faults:shards_of_copies_in_half_precision",))
+    with pytest.raises(Violation, match="starts from rounded parameters") as found:
+        assert_starts_unrounded(run(HALF, probes=(probes.start_between,)))
+    assert (
+        found.value.cause
+        == "all parameters were rounded to 8 bits, the precision of bfloat16, before they were sharded"
+    )
+
+
+def test_parameters_that_nobody_changed_or_of_few_bits_are_not_judged(engine: SimulatedEngine) -> None:
+    run = Run(engine, "reference")
+    with pytest.raises(UsageError, match=r"next: run with .*:start_between"):
+        assert_starts_unrounded(run(HALF))
+    execution = run(HALF, probes=(probes.start_between,))
+    noted = next(one for one in execution.ranks[1].observations if one[0] == probes.start_between.name)
+    noted[3]["tail.linear2.weight"][0, 0] = 3.0
+    with pytest.raises(UsageError, match="rank 1 has built elements of few bits"):
+        assert_starts_unrounded(execution)
+
+
+def test_what_some_parameters_were_rounded_to_is_told_from_other_values() -> None:
+    built = {name: torch.full((2,), 1.5 + 2.0**-9 + 2.0**-15) for name in ("a", "b")}
+    assert named(of_rounded_start(built, {"a": built["a"], "b": rounded(built["b"], 11)})).startswith(
+        "b were rounded to 11 bits, the precision of float16"
+    )
+    assert of_rounded_start(built, {"a": built["a"], "b": built["b"] + 1}) == []
+    assert of_rounded_start(built, {"a": built["a"]}) == []
+
+
 def shown(case: TrainingCase) -> tuple[list[oracle.Named], list[oracle.Named]]:
     """What each rank builds, and what each shows of a training that starts right."""
     right = oracle.answer(case).steps[0].before
@@ -121,7 +160,7 @@ def test_a_run_whose_ranks_built_alike_is_not_judged(engine: SimulatedEngine) ->
     with pytest.raises(UsageError, match=f"rank 1 has built elements of {name} as rank 0"):
         assert_starts_from_rank_0(execution, answer)
     del rank.observations[at]
-    with pytest.raises(UsageError, match=r"probes\.start_apart"):
+    with pytest.raises(UsageError, match=r"hooks:start_apart"):
         assert_starts_from_rank_0(execution, answer)
     first = next(noted for noted in execution.ranks[0].observations if noted[0] == probes.start_apart.name)
     rank.observations.append(first)

@@ -66,5 +66,5 @@ def test_what_is_no_probe_is_an_error_and_no_finding(engine: SimulatedEngine, na
 
 def test_every_probe_of_the_laws_is_found_by_its_name() -> None:
     known = {name: one for name, one in vars(probes).items() if isinstance(one, Probe)}
-    assert len(known) == 19
+    assert len(known) == 22
     assert names_of(known.values()) == tuple(f"{one.function.__module__}:{name}" for name, one in known.items())

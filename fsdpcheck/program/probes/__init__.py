@@ -13,6 +13,7 @@ from fsdpcheck.program.probes.hooks import (
     memory,
     set_up,
     start_apart,
+    start_between,
 )
 from fsdpcheck.program.probes.observables import (
     Missing,
@@ -49,5 +50,6 @@ __all__ = [
     "scribbled",
     "set_up",
     "start_apart",
+    "start_between",
     "units",
 ]

@@ -1,7 +1,7 @@
 """Probes that hang hooks into a rank's model before it is sharded, and note what they see.
 
 They are what a user's own hooks would be, so nothing is asked of an adapter but that it shards the modules it is given.
-They look at what modules hold and when they are called; none changes a value but ``start_apart``.
+They look at what modules hold and when they are called; none changes a value but ``start_apart`` and ``start_between``.
 """
 
 from __future__ import annotations
@@ -113,6 +113,19 @@ def start_apart(model: nn.Module, notes: Notes) -> None:
     """
     for parameter in model.parameters():
         parameter.add_(notes.rank)
+    notes.add({name: value.detach().to("cpu", copy=True) for name, value in model.named_parameters()})
+
+
+@probe()
+@torch.no_grad()
+def start_between(model: nn.Module, notes: Notes) -> None:
+    """Adds 1/2 + 2^-9 + 2^-15 to each element of each parameter, on every rank alike, and notes the values by name.
+
+    Integers below 2^8 then need 15 to 24 bits: a float32 holds all of them, a bfloat16 and a float16 none, and of small
+    ones these two make different numbers.
+    """
+    for parameter in model.parameters():
+        parameter.add_(0.5 + 2.0**-9 + 2.0**-15)
     notes.add({name: value.detach().to("cpu", copy=True) for name, value in model.named_parameters()})
 
 
