@@ -42,7 +42,7 @@ def test_what_is_trained_are_the_float32_parameters_that_were_given(case: Traini
     Sees shards that are made of the copies that the model computes with. Their values alone are not the case's:
     some 1/2 more; what is trained from there is not looked at.
     Not seen: parameters that are rounded in a step (precision.training); how they are rounded for the model.
-    Source: accelerate#3979, where parameters were cast before they were sharded.
+    Source: accelerate#3979, where what was trained stayed in bfloat16; accelerate#3985 casts before it shards.
     """
     assert_starts_unrounded(run(case, probes=(probes.start_between,)))
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import itertools
 from collections import Counter
 from collections.abc import Iterator, Mapping
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -90,7 +91,7 @@ def _layers(case: TrainingCase, answer: Answer, step: int) -> list[_Seen]:
     seen: list[tuple[str, nn.Module, Tensor, Tensor]] = []
     for name, module in model.named_modules():
         if name != "instrument" and any(True for _ in module.parameters(recurse=False)):
-            module.register_forward_hook(lambda m, i, o, name=name: seen.append((name, m, i[0].detach(), o)))
+            module.register_forward_hook(partial(_note, seen, name))
     inputs = batches.inputs(case)[list(wanted.samples)]
     body = batches.targets(case)[list(wanted.samples)].double()
     packed = torch.cat([body, torch.zeros_like(wanted.targets)], dim=1)
@@ -104,6 +105,14 @@ def _layers(case: TrainingCase, answer: Answer, step: int) -> list[_Seen]:
         for (name, m, a, _), g in zip(seen, backprops, strict=True)
         if len(a) == len(wanted.samples)
     ]
+
+
+def _note(
+    seen: list[tuple[str, nn.Module, Tensor, Tensor]], name: str, module: nn.Module, given: Any, out: Any
+) -> None:
+    """What one layer takes and gives; no rule is known of one that gives several, as nn.MultiheadAttention does."""
+    if isinstance(out, Tensor):
+        seen.append((name, module, given[0].detach(), out))
 
 
 def _deltas(layer: _Seen) -> Iterator[tuple[str, str, Tensor]]:

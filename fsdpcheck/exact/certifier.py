@@ -59,6 +59,8 @@ _CHOOSING = (
     *("maximum", "minimum"),
 )
 """Moves of whichever operand, or bound, is the greater or the less."""
+_OF_MEMORY = ("as_strided", "_reshape_alias")
+"""Moves that read what lies in memory, whatever element it is."""
 
 
 @dataclass
@@ -277,7 +279,11 @@ class Certifier(TorchDispatchMode):  # type: ignore[no-untyped-call]
             return
         traced = _mapped(self._traced, moved)
         exponents = [value.exponent for value in _flat(traced) if isinstance(value, Operand)]
-        plain = _mapped(lambda value: value.magnitude if isinstance(value, Operand) else value, traced)
+        if name in _OF_MEMORY and not all(
+            map(_is_whole, (value for value in _flat(moved) if isinstance(value, Tensor)))
+        ):
+            self._refuse(func, "reads memory that it shares with others")
+        plain = _mapped(lambda value: _laid_out(value) if isinstance(value, Operand) else value, traced)
         if name in _CHOOSING:  # of absolute values it would choose others
             with without_modes():
                 chosen = result.detach()
@@ -295,6 +301,30 @@ class Certifier(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def _refuse(self, func: Any, why: str) -> None:
         raise NotExact(f"{self.where}, {self.stage}: the exact domain cannot express {func}: it {why}")
+
+
+def _laid_out(operand: Operand) -> Tensor:
+    """Its magnitudes in the strides of its value: a view is made for these."""
+    terms, value = operand.magnitude, operand.value
+    if value is None or terms.shape != value.shape or terms.stride() == value.stride() or not _lies_apart(value):
+        return terms
+    return torch.empty_strided(value.shape, value.stride(), dtype=terms.dtype).copy_(terms)
+
+
+def _lies_apart(value: Tensor) -> bool:
+    """Whether no two elements lie at one place, as those of what is expanded or unfolded do."""
+    reached = 1
+    for stride, size in sorted(zip(value.stride(), value.shape, strict=True)):
+        if size > 1 and stride < reached:
+            return False
+        reached += stride * (size - 1)
+    return True
+
+
+def _is_whole(value: Tensor) -> bool:
+    """Whether its elements are all of its memory, from the first on."""
+    begins = value.storage_offset() == 0
+    return begins and _lies_apart(value) and value.untyped_storage().nbytes() == value.numel() * value.element_size()
 
 
 def _least(precision: Precision) -> int:

@@ -36,7 +36,7 @@ def reduced_in_half_precision(original: Function, hit: Hit) -> Function:
 
 @fault(
     "sharding.flat_buffer:FlatBuffer.__init__",
-    "parameters that are cast before they are sharded, https://github.com/huggingface/accelerate/issues/3979",
+    "parameters that are cast before they are sharded, https://github.com/huggingface/accelerate/pull/3985",
     "precision.initial",
     cause="parameters were rounded to 8 bits, the precision of bfloat16, before they were sharded",
 )

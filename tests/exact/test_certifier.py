@@ -242,6 +242,33 @@ def test_so_are_their_gradients(by_frequency: bool, mode: int, words: str) -> No
         RULES[_aten._embedding_bag_dense_backward.default](operand(integers(1, 3)), *rest)
 
 
+def test_a_view_of_a_gradient_moves_its_bound_whatever_the_strides_are_of_what_bounds_it() -> None:
+    """Of the heads of an attention: a product's gradient lies in other strides than its bound."""
+    attention = nn.MultiheadAttention(4, 2, batch_first=True).double()
+    with torch.no_grad():
+        for parameter in attention.parameters():
+            parameter.copy_(parameter.mul(8).round())
+    attention.in_proj_weight.requires_grad_(False)
+    x = integers(3, 4, 4, seed=5).requires_grad_()
+    with surrogates.installed(), Certifier(FLOAT64, "test") as certifier:
+        certifier.stage = "backward"
+        output = F.gelu(attention(x, x, x, need_weights=False)[0])
+        (gradient,) = torch.autograd.grad(output.sum(), x)
+    assert bool((certifier.bound(gradient).terms >= gradient.abs()).all())
+
+
+def test_what_is_read_off_a_part_of_memory_is_refused_behind_the_forward() -> None:
+    drawn = integers(4, 3)
+    with Certifier(FLOAT64, "test") as certifier:
+        certifier.stage = "backward"
+        doubled = drawn * 2
+        turned = doubled.as_strided((3, 4), (1, 3))
+        with pytest.raises(NotExact, match=r"as_strided.*reads memory that it shares"):
+            doubled[1:].as_strided((2,), (1,))
+    assert torch.equal(turned, 2 * drawn.T)
+    assert torch.equal(certifier.bound(turned).terms, 2 * drawn.T.abs())
+
+
 def test_means_over_bags_of_one_two_and_four_rows_are_certified_with_the_bits_that_they_take() -> None:
     """Rows of odd numbers, and a token that is in no bag: quarters of them, and of a gradient of ones."""
     tokens = torch.tensor([[1, 2, 2, 3], [1, 2, 0, 0], [3, 0, 0, 0], [0, 0, 0, 0]])
