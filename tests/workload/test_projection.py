@@ -26,8 +26,8 @@ NAMES = ("reference", "reference_fsdp2", "fully_shard", "fsdp1")
 
 
 HALF_WAY = (
-    "v2:AAAAfvoaBLJ4-fgd9xKrRsquyGXuIM26hjoGCIgvH8OLd3LysDkZedgIkYfhRTW98rARtjwMrUjw52BgWiHkEEg8kV-WoFR0FLsGI1iMiHKOEc5g"
-    "MSRYsBnRp2CDVcTDrWQzJaFkM6JiyQZpXqYklgBLshLd_KIUcLMPyc2wTF0LAOdRrg0"
+    "v2:AAAAhKvz7tx4-fgd9xKrRsquyGXuIM26hjoGCIgvH8OLd3LysDkZedgIkYfhRTW98rARtjwMrUjw52BgWiHkEEg8kV-WoFR0FLsGI1iMiHK"
+    "OEc5gMSRYsBlRXrCZWVgQUbTBquLhVraZklC2GVGxbIM0MFMSS4BlWYluflEKuOGH5GZYtq4FAOfcroM"
 )
 """A weight of 1 decays to 1/2 beside a gradient whose terms cancel but for one rounding, and the next step reads it."""
 
