@@ -70,7 +70,7 @@ STUDIES: Final[dict[str, tuple[str, str, str]]] = {
     "mechanisms": (
         "mechanisms",
         "lines",
-        "[FILE [GLOB]] [--shard K/N]: mechanisms of public reports, planted: found, and where",
+        "[FILE [GLOB [LAWS]]] [--shard K/N]: mechanisms of public reports, planted: found, and where",
     ),
     "mechanisms-now": ("mechanisms", "now", "[FILE [GLOB]]: what the laws that found them in the record say today"),
     "controls": (

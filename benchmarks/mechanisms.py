@@ -1,9 +1,13 @@
 """Mechanisms of public reports (tests/mechanisms, frozen): which are found, and is the place or the cause right?
 
-``python -m benchmarks mechanisms [FILE [GLOB]] [--shard K/N]``: each mechanism is planted in the adapter that reaches
+``python -m benchmarks mechanisms [FILE [GLOB [LAWS]]] [--shard K/N]``: each mechanism is planted in the adapter that reaches
 it, and every law that the adapter promises is judged, in the order of ``fsdpcheck list laws``: in ``quick``, and where
 nothing was found again in ``ci``, when all others are done. The first finding ends it. A row is kept in FILE (JSON
 lines; by default the project's record, benchmarks/mechanisms.jsonl) with the commit; what it holds is not run again.
+
+A law draws the same cases whichever laws were asked before it, so what one finds in ``ci`` is found in ``ci``: with the
+pattern LAWS only these are asked of a mechanism, which takes minutes, and a row says so (``asked``). One that these do
+not find is not kept: others might.
 
 ``python -m benchmarks mechanisms-now``: what the law that found each in that record says today of the case that it was
 found in, in a record beside it (benchmarks/mechanisms_now.jsonl), and both scores. So what is said is compared, and not
@@ -56,7 +60,9 @@ _QUOTED: Final = (
 )
 
 
-def lines(file: str = str(RECORD), pattern: str = "*", shard: tuple[int, int] = (1, 1)) -> Iterator[str]:
+def lines(
+    file: str = str(RECORD), pattern: str = "*", laws: str = "*", shard: tuple[int, int] = (1, 1)
+) -> Iterator[str]:
     """A line a mechanism as it is done, then the score of all that ``file`` holds."""
     kept = Kept(file, "mechanism", "profile")
     mine = [one for one in ALL.values() if one.adapter and fnmatchcase(one.name, pattern)][shard[0] - 1 :: shard[1]]
@@ -65,9 +71,14 @@ def lines(file: str = str(RECORD), pattern: str = "*", shard: tuple[int, int] = 
         for profile in _PROFILES:
             found = {row["mechanism"] for row in kept.rows if row["finding"] is not None}
             for mechanism in mine:
-                if mechanism.name not in found and (mechanism.name, profile) not in kept:
-                    kept.add({"mechanism": mechanism.name, "commit": revision(), **_judged(engine, mechanism, profile)})
-                    yield told(kept.rows[-1])
+                if mechanism.name in found or (mechanism.name, profile) in kept:
+                    continue
+                row = {"mechanism": mechanism.name, "commit": revision(), **_judged(engine, mechanism, profile, laws)}
+                if laws == "*" or row["finding"] is not None:
+                    kept.add(row if laws == "*" else {**row, "asked": laws})
+                    yield told(row)
+                else:
+                    yield f"{told(row)}, asked {laws} alone: not kept"
     finally:
         engine.close()
     yield from score(kept.rows)
