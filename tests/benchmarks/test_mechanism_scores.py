@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import inspect
+import json
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 pytest.importorskip("benchmarks.mechanism_scores", reason="only a checkout has the benchmarks")
-from benchmarks import mechanism_scores
+from benchmarks import mechanism_scores, mechanisms
 from benchmarks.kept import Kept
 from benchmarks.mechanism_scores import FAILED, NAMED, ORDER, PRINTED, cause, printed_lines, quantity, score, window
 from benchmarks.mechanisms import NOW
 from fsdpcheck.judging import points
 from tests.mechanisms.planted import ALL
+from tests.mechanisms.planting import Mechanism
 
 NAME = "replicas_of_single_shards"
 """Expected: the reduced gradient, in FlatUnit.reduce_gradients."""
@@ -120,3 +123,28 @@ def test_the_record_can_be_scored() -> None:
     told = [*score(rows)]
     assert told[0].startswith(f"{len({one['mechanism'] for one in rows})} mechanisms: ")
     assert not any("?" in mechanism_scores.printed_quantities(one) for one in rows if one["finding"])
+
+
+def test_what_some_laws_alone_do_not_find_is_not_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Others might find it. In ``quick`` nothing is found here, in ``ci`` by the law that was asked."""
+    asked: list[tuple[str, str]] = []
+
+    def judged(engine: object, mechanism: Mechanism, profile: str, laws: str) -> dict[str, Any]:
+        asked.append((profile, laws))
+        finding = dict.fromkeys(mechanisms._QUOTED, "") if (profile, laws) == ("ci", "clipping.norms") else None
+        return {"profile": profile, "laws": 1, "cases": 2, "seconds": 3, "beside": [], "finding": finding}
+
+    monkeypatch.setattr(mechanisms, "_judged", judged)
+    name, record = "odd_padding_before", tmp_path / "rows.jsonl"
+    told = list(mechanisms.lines(str(record), name, "clipping.sum"))
+    assert [line.partition(",")[2] for line in told[:2]] == [" asked clipping.sum alone: not kept"] * 2
+    assert not record.exists()
+    assert "1 of 1" in list(mechanisms.lines(str(record), name, "clipping.norms"))[-8]
+    (row,) = map(json.loads, record.read_text().splitlines())
+    assert (row["profile"], row["asked"]) == ("ci", "clipping.norms")
+    assert asked == [
+        ("quick", "clipping.sum"),
+        ("ci", "clipping.sum"),
+        ("quick", "clipping.norms"),
+        ("ci", "clipping.norms"),
+    ]
