@@ -175,6 +175,9 @@ def _own_words(mechanism: Mechanism) -> set[str]:
 def score(rows: list[dict[str, Any]]) -> Iterator[str]:
     """Counts and shares of all mechanisms that were run, by the last row of each, beside the goals."""
     rows = [*{row["mechanism"]: row for row in rows}.values()]
+    if not rows:
+        yield "0 mechanisms on record"
+        return
     found = [row for row in rows if row["finding"] is not None]
     quick = sum(row["profile"] == "quick" for row in found)
     yield f"{len(rows)} mechanisms: {_share(len(found), len(rows))} found ({_goal('found')}), {quick} of them in quick"

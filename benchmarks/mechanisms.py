@@ -1,9 +1,10 @@
 """Mechanisms of public reports (tests/mechanisms, frozen): which are found, and is the place or the cause right?
 
-``python -m benchmarks mechanisms [FILE [GLOB [LAWS]]] [--shard K/N]``: each mechanism is planted in the adapter that
-reaches it, and every law that the adapter promises is judged, in the order of ``fsdpcheck list laws``: in ``quick``, and
-where nothing was found again in ``ci``, when all others are done. The first finding ends it. A row is kept in FILE (JSON
-lines; by default the project's record, benchmarks/mechanisms.jsonl) with the commit; what it holds is not run again.
+``python -m benchmarks mechanisms [FILE [GLOB [LAWS]]]``, with ``--shard K/N``: each mechanism is planted in the adapter
+that reaches it, and every law that the adapter promises is judged, in the order of ``fsdpcheck list laws``: in
+``quick``, and where nothing was found again in ``ci``, when all others are done. The first finding ends it. A row is
+kept in FILE (JSON lines; by default the project's record, benchmarks/mechanisms.jsonl) with the commit; what it holds
+is not run again.
 
 A law draws the same cases whichever laws were asked before it, so what one finds in ``ci`` is found in ``ci``: with the
 pattern LAWS only these are asked of a mechanism, which takes minutes, and a row says so (``asked``). One that these do

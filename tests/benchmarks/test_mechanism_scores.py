@@ -138,8 +138,9 @@ def test_what_some_laws_alone_do_not_find_is_not_kept(tmp_path: Path, monkeypatc
     name, record = "odd_padding_before", tmp_path / "rows.jsonl"
     told = list(mechanisms.lines(str(record), name, "clipping.sum"))
     assert [line.partition(",")[2] for line in told[:2]] == [" asked clipping.sum alone: not kept"] * 2
+    assert told[2:] == ["0 mechanisms on record"]
     assert not record.exists()
-    assert "1 of 1" in list(mechanisms.lines(str(record), name, "clipping.norms"))[-8]
+    assert "1 mechanisms: 1 of 1 = 100 % found" in "\n".join(mechanisms.lines(str(record), name, "clipping.norms"))
     (row,) = map(json.loads, record.read_text().splitlines())
     assert (row["profile"], row["asked"]) == ("ci", "clipping.norms")
     assert asked == [
