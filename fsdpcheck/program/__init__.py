@@ -83,9 +83,8 @@ def _train(
         batch = nonfinite_samples.batch_of(_batch(request, step, rank), request)
         if request.load_from and step:
             trainer = _built(request, adapter, setup, made, watch, _without_values(models.build(case)))
-            _evaluated(
-                case.step.evaluates, trainer, showing, _on(device, batch)
-            )  # what it gathered is old from here on
+            # what this gathers is old behind the load
+            _evaluated(case.step.evaluates, trainer, showing, _on(device, batch))
             cast(Observed, trainer).load(f"{request.load_from}/{step - 1}")
             loaded = showing.named(trainer.parameters(), "parameters")
         outputs = _evaluated(case.step.evaluates, trainer, showing, _on(device, batch))

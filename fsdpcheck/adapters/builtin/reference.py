@@ -95,7 +95,8 @@ class ReferenceTrainer:
 
         The trainer frees what it has gathered. A forward of the model leaves the root gathered, or all units.
         """
-        if torch.is_inference_mode_enabled() or not self._evaluates_itself:  # what is gathered outlives the forward
+        # in inference mode what is gathered would be inference tensors, and outlive the forward
+        if torch.is_inference_mode_enabled() or not self._evaluates_itself:
             return self.impl.evaluate(self._cast(inputs))
         model = self.impl.model
         model.module.eval()
