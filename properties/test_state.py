@@ -36,8 +36,8 @@ def _assert_same_after_stops(case: TrainingCase, run: Run, what: str) -> None:
     "state.resumed",
     promise="state",
     space=EQUAL_BITS.but(
-        adjusted=("grouped",),
-        must_occur=("several ranks", "momentum", "adam", "unit-groups"),
+        adjusted=("grouped", "evaluated at times"),
+        must_occur=("several ranks", "momentum", "adam", "unit-groups", "evaluation"),
         vacuous_without=("non-zero gradient",),
     ),
 )

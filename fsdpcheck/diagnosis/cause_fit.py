@@ -10,7 +10,7 @@ from typing import Final
 from torch import Tensor
 
 from fsdpcheck.case import TrainingCase
-from fsdpcheck.findings.cause import EXACT, PATTERN, WEAK, Cause
+from fsdpcheck.findings.cause import EXACT, WEAK, Cause
 from fsdpcheck.oracle import Named, StepAnswer
 from fsdpcheck.workload import batches
 
@@ -104,8 +104,7 @@ def singled_out(
     """Whether exactly the first (or last) sample of each micro-batch is wrong, all by one relative amount.
 
     ``off``: relative errors, 0 where right; ``places``: indices into it by micro-batch; ``owners``: how often each is
-    among them. Weak where no micro-batch has a second sample: then anything looks so. Where only one is wrong, a
-    pattern.
+    among them. Weak where no micro-batch has a second sample, or only one is wrong: then anything looks so.
     """
     unit = 2.0**-52 if case.arithmetic.dtype == "float64" else 2.0**-23
     several = any(len(own) > 1 for own in places)
@@ -117,7 +116,7 @@ def singled_out(
         room = abs(amounts[0]) / 64 + 4 * unit
         if all(abs(amount - amounts[0]) <= room for amount in amounts) and len(amounts) == sum(map(bool, shares)):
             text = f"the {noun} of the {which} sample of each micro-batch is off by {amounts[0]:+.1e} of it"
-            strength = WEAK if not several else EXACT if len(amounts) > 1 else PATTERN
+            strength = EXACT if several and len(amounts) > 1 else WEAK
             yield Cause(f"{which} of each micro-batch", text, strength)
 
 

@@ -77,18 +77,21 @@ def of_norm_layer(module: nn.Module, x: Tensor, g: Tensor) -> Told:
     norm: Any = module
     kind = type(module).__name__
     if isinstance(module, nn.GroupNorm):
-        xhat, last = F.group_norm(x, norm.num_groups, eps=norm.eps), channels_last
+        xhat, last = _normalised(norm, x, norm.eps), channels_last
         if norm.num_groups > 1:
             whole = last(F.group_norm(x, 1, eps=norm.eps) * g).sum(1).square().sum(1)
             right = last(xhat * g).sum(1).square().sum(1)
             text = "GroupNorm: the norm rule takes the statistics over all channels at once, not group by group"
             yield "GroupNorm: all channels", text, whole - right
     else:
-        xhat, last = _normalised(norm, x), _features_last
+        xhat, last = _normalised(norm, x, norm.eps), _features_last
     products_nTC = last(xhat * g)
     right = products_nTC.sum(1).square().sum(1)
     text = f"{kind}: the norm rule takes the input as it came for the normalised input"
     yield f"{kind}: raw input", text, last(x * g).sum(1).square().sum(1) - right
+    if norm.eps is not None:
+        text = f"{kind}: the norm rule normalises with another eps than the layer's {norm.eps:g}"
+        yield f"{kind}: eps", text, last(_normalised(norm, x, _USUAL_EPS) * g).sum(1).square().sum(1) - right
     text = f"the weight of {kind}: squares of positions are added up without their cross terms"
     yield f"{kind}: positions apart", text, products_nTC.square().sum((1, 2)) - right
 
@@ -103,10 +106,16 @@ def _features_last(x: Tensor) -> Tensor:
     return x.reshape(x.shape[0], x.shape[1:-1].numel(), x.shape[-1])
 
 
-def _normalised(norm: Any, x: Tensor) -> Tensor:
+_USUAL_EPS = 1e-5
+"""The default of torch.nn.LayerNorm and GroupNorm. On a grid other small ones, and none, give what it does."""
+
+
+def _normalised(norm: Any, x: Tensor, eps: float) -> Tensor:
+    if isinstance(norm, nn.GroupNorm):
+        return F.group_norm(x, norm.num_groups, eps=eps)
     if isinstance(norm, nn.RMSNorm):
-        return F.rms_norm(x, norm.normalized_shape, None, norm.eps)
-    return F.layer_norm(x, norm.normalized_shape, None, None, norm.eps)
+        return F.rms_norm(x, norm.normalized_shape, None, eps)
+    return F.layer_norm(x, norm.normalized_shape, None, None, eps)
 
 
 def _of(a: Tensor, g: Tensor) -> Tensor:

@@ -166,6 +166,10 @@ def _embedding(layer: _Seen) -> Iterator[tuple[str, str, Tensor]]:
     yield f"{type(module).__name__}: rows not merged", text, real_nTp.square().sum((1, 2)) - right
     if not layer.shared:
         yield *_PADDING_ROW, _square(hot_nTV.transpose(1, 2) @ padded_nTp) - right
+    if _averages(module):
+        used_n, length = _used_tokens(layer).sum(1), layer.activations.shape[1]
+        text = "the mean of a bag divides by all of its tokens, those of padding_idx too"
+        yield "EmbeddingBag: divisor", text, right * (used_n / length).square() - right
 
 
 def _by_position(layer: _Seen) -> tuple[Tensor, Tensor]:
@@ -173,8 +177,21 @@ def _by_position(layer: _Seen) -> tuple[Tensor, Tensor]:
     module: Any = layer.module
     tokens_nT, g = layer.activations.flatten(1), layer.backprops
     g_nTp = g.unsqueeze(1).expand(-1, tokens_nT.shape[1], -1) if g.dim() == 2 else _sequence(g)
-    pads = tokens_nT == (-1 if module.padding_idx is None else module.padding_idx)
-    return g_nTp * ~pads.unsqueeze(2), g_nTp
+    used_nT = _used_tokens(layer)
+    if _averages(module):
+        g_nTp = g_nTp / used_nT.sum(1).clamp(min=1)[:, None, None]
+    return g_nTp * used_nT.unsqueeze(2), g_nTp
+
+
+def _averages(module: nn.Module) -> bool:
+    return isinstance(module, nn.EmbeddingBag) and module.mode == "mean"
+
+
+def _used_tokens(layer: _Seen) -> Tensor:
+    """[n, T]: which tokens are not padding."""
+    module: Any = layer.module
+    padding: int = -1 if module.padding_idx is None else module.padding_idx
+    return layer.activations.flatten(1) != padding
 
 
 def _of_one_weight(layers: list[_Seen]) -> list[list[_Seen]]:

@@ -137,6 +137,11 @@ def _grouped(case: TrainingCase, features: Features) -> TrainingCase:
     return _taken(replace(case, step=replace(case.step, optimizer=optimizer)), features) or case
 
 
+def _evaluated_at_times(case: TrainingCase, features: Features) -> TrainingCase:
+    """In the other half of the cases a forward without gradients runs before each step, and before each load."""
+    return case if case.seed % 2 else _taken(_evaluated_in(case, "no_grad"), features) or case
+
+
 def _behind_its_input(case: TrainingCase, layer: LayerSpec) -> TrainingCase:
     """The case with one layer more, before all that it has but an Embedding, in the first unit."""
     model = case.model
@@ -187,6 +192,7 @@ ADJUSTMENTS: dict[Adjustment, Adjust] = {
     "tied apart": _where_it_can_be(_tied_apart),
     "one row": _where_it_can_be(_with_one_row),
     "grouped": lambda drawn, features: drawn.map(lambda case: _grouped(case, features)),
+    "evaluated at times": lambda drawn, features: drawn.map(lambda case: _evaluated_at_times(case, features)),
     "left out": _where_it_can_be(_left_out),
     "unequal micro-batches": _where_it_can_be(_of_unequal_numbers),
 }
