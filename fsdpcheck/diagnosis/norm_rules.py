@@ -98,6 +98,8 @@ def _layers(case: TrainingCase, answer: Answer, step: int) -> list[_Seen]:
     with numerics.of(case):
         losses = models.loss_for(case)(model(inputs.double() if inputs.is_floating_point() else inputs), packed)
         outputs = [output for *_, output in seen]
+        if not outputs:
+            return []
         backprops = torch.autograd.grad(losses.sum(), outputs, allow_unused=True, materialize_grads=True)
     uses = Counter(id(getattr(module, "weight", None)) for _, module, *_ in seen)
     return [

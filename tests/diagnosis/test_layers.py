@@ -195,3 +195,35 @@ def test_one_row_for_all_samples_is_no_norm_of_each(padding_idx: int | None) -> 
     keys = {cause.key for cause in found}
     assert "Linear bias: positions apart" in keys
     assert ("embedding: padding row" in keys) == (padding_idx is not None)
+
+
+def test_of_a_model_without_layers_of_known_rules_no_norm_rule_is_told() -> None:
+    """An nn.MultiheadAttention gives two things and multiplies by itself."""
+    model = ModelSpec((LayerSpec(2, kind="attention", heads=2),), "sequence", features=2, length=2)
+    case = TrainingCase(model, layout=BatchLayout(batch_size=2), step=StepSpec(clipping="probe"))
+    assert list(norm_rules.candidates(oracle.answer(case), 0)) == []
+
+
+def test_a_mean_that_divides_by_padding_too() -> None:
+    """Of a bag of three tokens, of which one is padding, and of one of padding alone."""
+    module = nn.EmbeddingBag(4, 2, mode="mean", padding_idx=0).double()
+    tokens, g = torch.tensor([[1, 2, 0], [1, 1, 0], [0, 0, 0]]), _numbers(3, 2)
+    seen = norm_rules._Seen("bag", module, frozenset({"weight"}), tokens, g, False)
+    told = {key: delta for key, _, delta in norm_rules._deltas(seen)}
+
+    def squared(divisor: float) -> Tensor:
+        once, twice = (g[0] / divisor).square().sum() * 2, (2 * g[1] / divisor).square().sum()
+        return torch.stack([once, twice, torch.zeros_like(once)])
+
+    right = squared(2.0)
+    torch.testing.assert_close(right + told["EmbeddingBag: divisor"], squared(3.0))
+    apart = torch.stack([right[0], (g[1] / 2).square().sum() * 2, right[2]])
+    torch.testing.assert_close(right + told["EmbeddingBag: rows not merged"], apart)
+
+
+def test_another_eps_than_the_layers_own() -> None:
+    norm = nn.LayerNorm(4, eps=3.0).double()
+    x, g = _numbers(3, 4, 4), _numbers(3, 4, 4)
+    told = _told(layer_norm_rules.of_norm_layer(norm, x, g))
+    right, wrong = (_square((F.layer_norm(x, (4,), eps=eps) * g).sum(1)) for eps in (3.0, 1e-5))
+    torch.testing.assert_close(right + told["LayerNorm: eps"], wrong)
