@@ -82,7 +82,7 @@ def assert_dealt_out(execution: Execution) -> None:
     kept = spec.records + extra if extra or not spec.drop_last else spec.records - spec.records % count
     for epoch in range(spec.epochs):
         lists = [[record for step in share[epoch] for record in step.records] for share in shares]
-        _require_lengths(lists, kept // count, epoch)
+        _require_lengths(lists, kept // count, epoch, spec.records)
         times = Counter(record for own in lists for record in own)
         most = -(-kept // spec.records)
         for record in range(spec.records):
@@ -245,11 +245,21 @@ def _of_axes(case: SamplerCase, everyone: list[Share]) -> Causes:
     return [Cause("axis", text)] if alike else []
 
 
-def _require_lengths(lists: list[list[int]], wanted: int, epoch: int) -> None:
+def _require_lengths(lists: list[list[int]], wanted: int, epoch: int, records: int) -> None:
     for share, own in enumerate(lists):
         if len(own) != wanted:
             raise Violation("shares are not equally long", got=f"{len(own)} entries", wanted=f"{wanted} entries",
-                            where=f"epoch {epoch}, share {share}")  # fmt: skip
+                            where=f"epoch {epoch}, share {share}",
+                            cause=lambda: _of_lengths(lists, wanted, records))  # fmt: skip
+
+
+def _of_lengths(lists: list[list[int]], wanted: int, records: int) -> Causes:
+    """Whether shares have one entry fewer each, and the rest of the records is drawn by nobody."""
+    missing = records - len({record for own in lists for record in own})
+    if not missing or any(len(own) != wanted - 1 for own in lists):
+        return []
+    many = f"{missing} of {records} records are" if missing > 1 else f"one of {records} records is"
+    return [Cause("rounded down", f"the length of shares is rounded down: {many} in no share")]
 
 
 def _require_times(record: int, got: int, low: int, high: int, lists: list[list[int]], epoch: int, extra: int) -> None:

@@ -129,6 +129,9 @@ def _clipped(case: TrainingCase, wanted: StepAnswer, norm: float, eps: float) ->
     yield Cause("not clipped", "the gradient is not clipped at all"), released
     once = oracle.global_factor(torch.tensor(norm, dtype=dtype), limit, eps)
     yield Cause("twice", "the gradient is clipped twice"), {n: value * once * once for n, value in released.items()}
+    over = torch.clamp(torch.tensor(limit / (norm + eps), dtype=dtype), min=1.0)
+    text = "clipping is turned round: what is longer than the limit stays, and what is shorter is scaled up to it"
+    yield Cause("turned round", text), {name: value * over for name, value in released.items()}
     for owner in shards.owners(case, released):
         parts = [
             sum((value.double()[owner[n] == s].square().sum() for n, value in released.items()), torch.zeros(()))

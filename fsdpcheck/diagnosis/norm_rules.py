@@ -219,6 +219,9 @@ def _of_uses(shared: list[_Seen]) -> Iterator[tuple[str, str, Tensor]]:
         right = _square(torch.stack(uses).sum(0))
         text = "the uses of a tied (shared) weight are measured apart: the cross term of their sum is missing"
         yield "tied: no cross term", text, torch.stack([_square(use) for use in uses]).sum(0) - right
+        for key, use in (("first", uses[0]), ("last", uses[-1])):
+            text = f"of the uses of a tied (shared) weight the {key} alone is measured"
+            yield f"tied: {key} use", text, _square(use) - right
         padded = torch.stack([_of_use(layer, padded=True) for layer in shared]).sum(0)
         yield *_PADDING_ROW, _square(padded) - right
 
