@@ -213,6 +213,19 @@ def test_the_clipped_update_follows_the_returned_norm_not_the_right_one() -> Non
         assert_clipped_update(execution(PLAIN), PLAIN)
 
 
+def test_clipping_that_is_turned_round_is_named_where_the_norm_is_below_the_limit() -> None:
+    """Above it nothing is clipped, which is another mistake's doing as well."""
+    case = replace(CLIPPED.case, step=replace(CLIPPED.case.step, max_grad_norm=float(2**20)))
+    answer = oracle.answer(case)
+    step = answer.steps[0]
+    over = float(2**20) / (step.grad_norm + 1e-6)
+    assert over > 1
+    made = with_gradient(answer, {name: value * over for name, value in step.released.items()})
+    with pytest.raises(Violation) as found:
+        assert_clipped_update(made, answer)
+    assert found.value.cause.startswith("clipping is turned round")
+
+
 def test_a_factor_formed_in_float64_holds_only_when_declared() -> None:
     """Of parameters in float32: with a norm just above the largest power of two that fits, the two factors differ."""
     case = CLIPPED.case

@@ -95,6 +95,17 @@ def test_shares_that_are_none(lists: Lists, repeats: dict[int, tuple[int, ...]] 
     assert what in broken(assert_dealt_out, execution(FIVE, TWO, lists, repeats)).what
 
 
+def test_shares_that_are_rounded_down_are_named_and_a_short_one_alone_is_not() -> None:
+    found = broken(assert_dealt_out, execution(FIVE, TWO, [[[(0, 2)]], [[(1, 3)]]]))
+    assert found.cause == "the length of shares is rounded down: one of 5 records is in no share"
+    two = broken(
+        assert_dealt_out, execution(replace(FIVE, records=8), MeshSpec(3), [[[(0, 3)]], [[(1, 4)]], [[(2, 5)]]])
+    )
+    assert two.cause == "the length of shares is rounded down: 2 of 8 records are in no share"
+    assert broken(assert_dealt_out, execution(FIVE, TWO, [[[(0, 2), (4,)]], [[(1, 3)]]])).cause == ""
+    assert broken(assert_dealt_out, execution(FIVE, TWO, [[[(0, 2)]], [[(1,)]]])).cause == ""
+
+
 def test_replicas_have_one_share() -> None:
     spec = SamplingSpec(records=4, batch_size=4, replicas="replicated")
     mesh = MeshSpec(dp_shard=1, dp_replicate=2)

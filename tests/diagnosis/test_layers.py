@@ -227,3 +227,14 @@ def test_another_eps_than_the_layers_own() -> None:
     told = _told(layer_norm_rules.of_norm_layer(norm, x, g))
     right, wrong = (_square((F.layer_norm(x, (4,), eps=eps) * g).sum(1)) for eps in (3.0, 1e-5))
     torch.testing.assert_close(right + told["LayerNorm: eps"], wrong)
+
+
+def test_one_use_of_a_tied_weight_alone() -> None:
+    layer, weight = nn.Linear(2, 2, bias=False).double(), frozenset({"weight"})
+    uses = [norm_rules._Seen(name, layer, weight, _numbers(3, 2), 1 + _numbers(3, 2), True) for name in ("a", "b")]
+    uses[1] = uses[1]._replace(activations=2 - _numbers(3, 2))
+    told = {key: delta for key, _, delta in norm_rules._of_uses(uses)}
+    own = [torch.einsum("np,nd->npd", use.backprops, use.activations) for use in uses]
+    right = _square(own[0] + own[1])
+    assert torch.equal(right + told["tied: first use"], _square(own[0]))
+    assert torch.equal(right + told["tied: last use"], _square(own[1]))
