@@ -127,6 +127,6 @@ def _require_untouched(result: RankResult, pair: Spoiled) -> None:
 
 def _of_wrong(got: Mapping[str, Tensor]) -> list[Cause]:
     if any(not bool(value.isfinite().all()) for value in got.values()):
-        text = "the sample came through: 0 * NaN and 0 * inf are NaN, so a weight of zero does not leave it out"
+        text = "no rank raised for the sample, and it came through; a weight of zero would not leave it out: 0 * NaN is NaN"
         return [Cause("not finite", text)]
     return []
