@@ -127,6 +127,6 @@ def _require_untouched(result: RankResult, pair: Spoiled) -> None:
 
 def _of_wrong(got: Mapping[str, Tensor]) -> list[Cause]:
     if any(not bool(value.isfinite().all()) for value in got.values()):
-        text = "no rank raised for the sample, and it came through; a weight of zero would not leave it out: 0 * NaN is NaN"
+        text = "no rank raised for the sample, and it came through: a weight of zero does not leave it out, 0 * NaN is NaN"
         return [Cause("not finite", text)]
     return []
