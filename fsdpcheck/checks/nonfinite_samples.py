@@ -127,6 +127,7 @@ def _require_untouched(result: RankResult, pair: Spoiled) -> None:
 
 def _of_wrong(got: Mapping[str, Tensor]) -> list[Cause]:
     if any(not bool(value.isfinite().all()) for value in got.values()):
-        text = "no rank raised for the sample, and it came through: a weight of zero does not leave it out, 0 * NaN is NaN"
+        through = "no rank raised for the sample, and it came through"
+        text = f"{through}: a weight of zero does not leave it out, as 0 * NaN is NaN"
         return [Cause("not finite", text)]
     return []
