@@ -122,7 +122,7 @@ def _parameters(layer: LayerSpec, entering: Shape) -> dict[str, Shape]:
 
 def _of_heads(layer: LayerSpec) -> dict[str, Shape]:
     """Of an nn.MultiheadAttention, whose projections of queries, keys and values are one weight."""
-    sizes = {"in_proj_weight": (3 * layer.width, layer.width), "out_proj.weight": (layer.width,) * 2}
+    sizes: dict[str, Shape] = {"in_proj_weight": (3 * layer.width, layer.width), "out_proj.weight": (layer.width,) * 2}
     sizes |= {"in_proj_bias": (3 * layer.width,), "out_proj.bias": (layer.width,)} if layer.bias else {}
     return {f"{HEADS}.{name}": sizes[name] for name in _OF_HEADS if name in sizes}
 
