@@ -110,7 +110,7 @@ class Counterexample:
         if first is not minimal and first.what == minimal.what:
             self.evidence.causes.append(first.causes)
         cause = self.memory or minimal.cause
-        if not self.memory and (minimal.causes is not None or any(self.evidence.causes)):
+        if not self.memory and (minimal.causes is not None or self._others_tell()):
             cause = self.evidence.cause(minimal.causes)
         first_wrong, tried = self.first_wrong, self.tried
         return replace(
@@ -124,6 +124,13 @@ class Counterexample:
             breaks_with=tried.breaks,
             lines=self.lines,
         )
+
+    def _others_tell(self) -> bool:
+        """Whether other cases speak for this one, which cannot tell by itself.
+
+        Of what was raised they do not: a cause of theirs is one of ranks that came apart.
+        """
+        return self.finding.kind != "raised" and any(self.evidence.causes)
 
     def _of_law(self) -> str:
         """What the law compares is the first to differ, where nothing of its training does; "" where that is not known.
