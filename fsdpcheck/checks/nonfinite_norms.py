@@ -1,6 +1,6 @@
 """Check of the global gradient norm in a step in which the gradient has one element that is NaN or infinite.
 
-A single device returns NaN or an infinity (``torch.nn.utils.clip_grad_norm_``), or raises where it is told to
+A single device returns NaN or an infinity (``torch.nn.utils.clip_grad_norm_``), or raises where it is asked to
 (``error_if_nonfinite``). Where gradients are sharded one rank alone sees the element, and what it does then - leave the
 all-reduce of the norm, raise, skip its update - the others have to do too.
 """
