@@ -11,10 +11,11 @@ from torch import Tensor
 
 from fsdpcheck import diagnosis, oracle
 from fsdpcheck.adapters.contract import FactorRule
-from fsdpcheck.case import BatchLayout, LayerSpec, MeshSpec, ModelSpec, OptimizerSpec
+from fsdpcheck.case import BatchLayout, LayerSpec, MeshSpec, ModelSpec, OptimizerSpec, TrainingCase
 from fsdpcheck.checks._read import local_rows, pick
+from fsdpcheck.diagnosis import cause_fit
 from fsdpcheck.diagnosis.cause_fit import fits
-from fsdpcheck.findings.cause import named
+from fsdpcheck.findings.cause import EXACT, WEAK, named
 from fsdpcheck.oracle import Answer, Named
 from fsdpcheck.workload import batches
 from tests.common.fabricated import SMALL, clipped, right_weights, weighted
@@ -236,3 +237,12 @@ def test_what_a_case_cannot_tell_from_nothing_or_from_everything_is_not_named() 
     rows = local_rows(alone.case, 0, 0, alone.steps[0].samples)
     said = diagnosis.of_norms(alone, 0, 0, (squares * 0.5).sqrt()[rows]) or ()
     assert not any("own shard" in cause.text for cause in said)
+
+
+@pytest.mark.parametrize(("off", "strength"), [([0.5, 0.0, 0.0, 0.0], WEAK), ([0.5, 0.0, 0.5, 0.0], EXACT)])
+def test_one_wrong_sample_is_no_pattern_of_first_ones(off: list[float], strength: int) -> None:
+    """The first of the one micro-batch of two that holds a wrong sample; and of both."""
+    places = [[0, 1], [2, 3]]
+    case = TrainingCase(ModelSpec((LayerSpec(1),)))
+    found = [*cause_fit.singled_out(case, off, [1] * 4, places if strength == EXACT else places[:1], "norm")]
+    assert [(cause.key, cause.strength) for cause in found] == [("first of each micro-batch", strength)]

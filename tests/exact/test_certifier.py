@@ -269,6 +269,19 @@ def test_what_is_read_off_a_part_of_memory_is_refused_behind_the_forward() -> No
     assert torch.equal(certifier.bound(turned).terms, 2 * drawn.T.abs())
 
 
+@pytest.mark.parametrize("name", ["_embedding_bag_dense_backward", "_embedding_bag_backward"])
+def test_gradients_of_means_lie_on_a_finer_grid_by_either_operator(name: str) -> None:
+    """Of a bag of four rows and one of two, whose offsets the composite operator asks for besides."""
+    tokens, bags = torch.tensor([1, 1, 0, 1, 0, 1]), torch.tensor([0, 0, 0, 0, 1, 1])
+    offsets = () if "dense" in name else (torch.tensor([0, 4]),)
+    rest = (tokens, *offsets, bags, torch.tensor([4, 2]), torch.empty(0, dtype=torch.int64), 2, False, 1)
+    last = (None, -1) if "dense" in name else (False, None, -1)
+    (bound,) = RULES[getattr(_aten, name).default](operand(torch.ones(2, 3, dtype=torch.float64)), *rest, *last)
+    assert bound is not None
+    assert bound.exponent == -2
+    assert bound.terms[:, 0].tolist() == [0.25 + 0.5, 0.75 + 0.5]
+
+
 def test_means_over_bags_of_one_two_and_four_rows_are_certified_with_the_bits_that_they_take() -> None:
     """Rows of odd numbers, and a token that is in no bag: quarters of them, and of a gradient of ones."""
     tokens = torch.tensor([[1, 2, 2, 3], [1, 2, 0, 0], [3, 0, 0, 0], [0, 0, 0, 0]])
