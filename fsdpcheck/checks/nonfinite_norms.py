@@ -22,7 +22,7 @@ from fsdpcheck.findings.violation import Violation
 def assert_norm_not_finite(execution: Execution, without: Callable[[], Execution]) -> None:
     """Every rank ends the step with the same norm and parameters, and the norm is that of no finite gradient.
 
-    That is NaN, an infinity, or a negative number, as DeepSpeed's -1. Or every rank raises, an exception of one type;
+    That is NaN, an infinity, or a negative number, as DeepSpeed's -1. Or every rank raises at one line, of one type;
     then the run ``without`` the element completed, so that it is the element that is refused.
     """
     if _raised_alike(execution):
@@ -59,15 +59,17 @@ def _of_one_rank(without: Callable[[], Execution]) -> list[Cause]:
 
 
 def _raised_alike(execution: Execution) -> bool:
-    """Whether every rank raised an exception of one type."""
+    """Whether every rank raised an exception of one type at one line: a rank whose peers have left raises elsewhere."""
     failure = execution.failure
     if failure is None or failure.kind != "raised" or len(failure.ranks) != execution.request.training.world_size:
         return False
-    return all(rank.state == "raised" for rank in failure.ranks) and len({_type(rank) for rank in failure.ranks}) == 1
+    return all(rank.state == "raised" for rank in failure.ranks) and len({_raised(rank) for rank in failure.ranks}) == 1
 
 
-def _type(rank: RankState) -> str:
-    return next((line.partition(":")[0] for line in reversed(rank.stack) if not line.startswith("  ")), "")
+def _raised(rank: RankState) -> tuple[str, str]:
+    """(type of the exception, innermost frame) of what a rank raised."""
+    frame = next((line for line in reversed(rank.stack) if line.startswith("  ")), "")
+    return next((line.partition(":")[0] for line in reversed(rank.stack) if not line.startswith("  ")), ""), frame
 
 
 def _of_a_gradient(norm: Tensor) -> bool:

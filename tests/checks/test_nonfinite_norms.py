@@ -111,3 +111,12 @@ def test_all_ranks_may_raise_what_they_do_not_raise_without_the_element() -> Non
         with pytest.raises(Violation, match="did not complete") as caught:
             assert_norm_not_finite(shown(0.0, 0.0, failure=raised(*said)), completes)
         assert "without it all finish" in caught.value.cause
+
+
+def test_a_rank_whose_peers_have_left_does_not_refuse() -> None:
+    """On real ranks a lost connection is a RuntimeError too, raised in a collective."""
+    one, other = raised("RuntimeError: a norm", "RuntimeError: connection closed by peer").ranks
+    elsewhere = replace(other, stack=("  file:3", "  collectives.py:9", other.stack[-1]))
+    failure = Failure("raised", "a report", (one, elsewhere))
+    with pytest.raises(Violation, match="did not complete"):
+        assert_norm_not_finite(shown(0.0, 0.0, failure=failure), completes)
