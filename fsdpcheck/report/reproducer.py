@@ -195,7 +195,7 @@ def _made(module: nn.Module) -> str:
         sizes = f"{module.num_embeddings}, {module.embedding_dim}"
         return f'nn.EmbeddingBag({sizes}, mode="{module.mode}", padding_idx={module.padding_idx})'
     if isinstance(module, nn.modules.conv._ConvNd) or type(module) in _MODULES:
-        return f"nn.{module!r}"
+        return f"nn.{module!r}".replace("padding=same", 'padding="same"')  # a word that torch prints bare
     raise _refusal(f"a module {type(module).__name__}", "layers of torch that no surrogate stands for")
 
 

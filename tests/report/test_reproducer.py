@@ -32,6 +32,16 @@ RIGHT: dict[str, TrainingCase] = {
         BatchLayout("replicated", 2),
         StepSpec("hinge", 2, 2, False, optimizer=OptimizerSpec(momentum=0.5)),
     ),
+    "padded by the kernel": TrainingCase(
+        ModelSpec((LayerSpec(2, kind="conv", kernel=2, same=True), LayerSpec(2)), "signal", 2, 3, units=(1,)),
+        MeshSpec(2),
+        BatchLayout(batch_size=2),
+    ),
+    "means of bags": TrainingCase(
+        ModelSpec((LayerSpec(2),), "bags", 2, 2, 3, padding_idx=0, units=(2,), bags="mean"),
+        MeshSpec(2),
+        BatchLayout(batch_size=2),
+    ),
 }
 LONGEST = 60
 
@@ -54,6 +64,14 @@ def test_a_program_shows_on_gloo_what_is_wrong(tmp_path: Path) -> None:
     assert not any("fsdpcheck" in ast.unparse(node) for node in imported)
     ran = run(text, SMALL, tmp_path)
     assert (ran.code, "got [[-11.]], wanted [[-5.]]" in ran.printed.replace(".0]", ".]")) == (1, True), ran.printed
+
+
+def test_options_of_layers_are_written_as_python_takes_them() -> None:
+    """A word stands in quotes, which it has not as torch prints the layer."""
+    assert 'nn.Conv1d(2, 2, kernel_size=(2,), stride=(1,), padding="same", bias=False)' in written(
+        "fully_shard", RIGHT["padded by the kernel"]
+    )
+    assert 'nn.EmbeddingBag(3, 2, mode="mean", padding_idx=0)' in written("fully_shard", RIGHT["means of bags"])
 
 
 @pytest.mark.nightly
