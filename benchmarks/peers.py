@@ -73,6 +73,7 @@ def _spawned(rank: int, request: RunRequest, path: str) -> None:
     rank_program(request, rank, torch.device("cpu"), result)
     torch.save(result, os.path.join(path, f"rank{rank}"))
     dist.destroy_process_group()
+    os._exit(0)  # gloo's threads abort a process that ends now and then, when all is done
 
 
 class SpawnEngine:

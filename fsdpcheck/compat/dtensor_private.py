@@ -11,6 +11,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, cast
 
+import torch
+
 from fsdpcheck.compat.torch_private import replaced
 
 
@@ -21,10 +23,12 @@ def forget_meshes() -> None:
     It gives its results the mesh of the first call like theirs, equal to the asked mesh but perhaps from an earlier
     case; a mesh finds its groups by name, and those names are gone or, worse, another group's. Tried: 2.13.0.
     """
-    if "torch.distributed.tensor" in sys.modules:
-        from torch.distributed.tensor import debug
-
-        cast(Any, debug)._clear_sharding_prop_cache()
+    # What torch.distributed.tensor.debug._clear_sharding_prop_cache does; importing that module fails where the
+    # interpreter is about to end, as threads that were never closed do.
+    kind: Any = getattr(sys.modules.get("torch.distributed.tensor._api"), "DTensor", None)
+    if kind is not None:
+        kind._op_dispatcher.sharding_propagator.propagate_op_sharding.cache_clear()
+        cast(Any, torch._C)._clear_DTensor_sharding_propagator_cache()
 
 
 class _Propagation:

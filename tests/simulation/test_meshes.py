@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import threading
 from collections.abc import Iterator
 from dataclasses import replace
@@ -220,6 +221,27 @@ def test_a_thread_forgets_before_it_ends(fresh: Simulator, monkeypatch: pytest.M
     for thread in ranks:
         thread.join()
     assert len(ranks) == len(forgotten) == 4
+
+
+def test_to_forget_imports_nothing(fresh: Simulator, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A thread that was never closed ends with the interpreter, where imports fail."""
+    misses: list[int] = []
+
+    def body(rank: int, size: int, result: RankResult) -> None:
+        one = distribute_tensor(torch.ones(2), init_device_mesh("cpu", (1,)), [Shard(0)])
+        for forgets in (False, False, True):
+            if forgets:
+                with monkeypatch.context() as ending:
+                    ending.setattr(sys, "meta_path", [])
+                    ending.delitem(sys.modules, "torch.distributed.tensor.debug", raising=False)
+                    dtensor_private.forget_meshes()
+            before = torch._C._get_DTensor_sharding_propagator_cache_stats()[1]
+            assert torch.equal((one + one).to_local(), torch.full((2,), 2.0))
+            misses.append(torch._C._get_DTensor_sharding_propagator_cache_stats()[1] - before)
+
+    execution = fresh(body, 1)
+    assert execution.failure is None, execution.failure.text
+    assert misses[1] == 0 < misses[2]
 
 
 def test_another_implementation_learns_anew(fresh: Simulator, monkeypatch: pytest.MonkeyPatch) -> None:
