@@ -1,5 +1,8 @@
 """H1-H3 and H5 of the goals: engine cases a second, and one rendezvous, against what a test author has today.
 
+Of H2 and H3 also what no engine could pass: the peer's time over what the ranks take themselves, one after the other,
+with calls that do nothing.
+
 ``Engine.run`` alone on a fixed set of cases (2 and 4 units, B = 8, 1 and 3 steps): no Hypothesis, no oracle, no checks.
 """
 
@@ -12,7 +15,7 @@ import torch
 import torch.distributed as dist
 
 from benchmarks.paired import Ratio, paired
-from benchmarks.peers import SpawnEngine, ThreadedGroupEngine
+from benchmarks.peers import FreeEngine, SpawnEngine, ThreadedGroupEngine
 from fsdpcheck import process_state
 from fsdpcheck.case import BatchLayout, LayerSpec, MeshSpec, ModelSpec, StepSpec, TrainingCase
 from fsdpcheck.engines._simulated.in_process import InProcessEngine
@@ -44,13 +47,16 @@ def engine_ratios(quick: bool = False) -> Iterator[Ratio]:
 
 
 def _engine_ratios(quick: bool) -> Iterator[Ratio]:
-    ours, threaded, spawn = InProcessEngine(), ThreadedGroupEngine(), SpawnEngine()
+    ours, threaded, free, spawn = InProcessEngine(), ThreadedGroupEngine(), FreeEngine(), SpawnEngine()
     for world_size in (2, 4, 8):
         requests = {name: _requests(world_size, name) for name in ("reference", "fully_shard")}
         for name, goal in (("reference", ">= 2 (H2)"), ("fully_shard", ">= 3 (H3)")):
             _equal_and_different(ours, threaded, requests[name])
             arms = partial(_run_all, ours, requests[name]), partial(_run_all, threaded, requests[name])
             yield paired(f"{name}, W = {world_size}, 4 cases: threaded group", *arms, goal)
+            _as_many_steps(ours, free, requests[name])
+            arms = partial(_run_all, free, requests[name]), arms[1]
+            yield paired(f"{name}, W = {world_size}, 4 cases: an engine for nothing", *arms, "what H2, H3 can reach")
         mixed = partial(_run_all, ours, requests["reference"]), partial(_run_all, threaded, requests["fully_shard"])
         yield paired(f"ours reference / threaded fully_shard, W = {world_size}", *mixed, "about 20 (H2)")
     request = _requests(2, "reference")[:1]
@@ -112,6 +118,14 @@ def _equal_and_different(ours: Engine, peer: Engine, requests: list[RunRequest])
             assert one.trace or request.case.world_size == 1
             assert not other.trace
             assert other.observations == [("backend", "end", 0, "threaded")]
+
+
+def _as_many_steps(ours: Engine, free: Engine, requests: list[RunRequest]) -> None:
+    """Ranks of both take the same steps and record the same names of each; values differ, for nothing was exchanged."""
+    for request in requests:
+        mine, alone = _must_run(ours, request), _must_run(free, request)
+        found = [[[[*step.params] for step in rank.steps] for rank in run.ranks] for run in (mine, alone)]
+        assert found[0] == found[1], f"a rank alone does something else in {request.case}"
 
 
 def _same_sums(mine: Execution, theirs: Execution) -> None:

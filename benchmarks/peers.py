@@ -1,4 +1,4 @@
-"""What a test author has today, as engines of ours: the same rank program on torch's threaded group, and mp.spawn."""
+"""The same rank program on other engines: torch's threaded group, mp.spawn, and ranks that exchange nothing."""
 
 from __future__ import annotations
 
@@ -60,6 +60,35 @@ class ThreadedGroupEngine:
             self._threaded.ProcessLocalGroup.exception_handle(error)
         finally:
             dist.destroy_process_group()
+
+    def close(self) -> None:
+        """Nothing outlives a run."""
+
+
+class FreeEngine:
+    """Ranks one after the other, on groups whose calls do nothing: what ranks cost on an engine that costs nothing.
+
+    Values are wrong: a rank alone gathers memory that nobody wrote. Only what it costs may be read.
+    """
+
+    name = kind = "ranks that exchange nothing"
+
+    def __init__(self, program: Program = rank_program) -> None:
+        from torch.testing._internal.distributed import fake_pg
+
+        self._store, self._program = fake_pg.FakeStore, program
+
+    def run(self, request: RunRequest) -> Execution:
+        """Run each rank to its end, then the next."""
+        world_size = request.case.world_size
+        results = [RankResult(rank) for rank in range(world_size)]
+        for rank, result in enumerate(results):
+            dist.init_process_group("fake", rank=rank, world_size=world_size, store=self._store())
+            try:
+                self._program(request, rank, torch.device("cpu"), result)
+            finally:
+                dist.destroy_process_group()
+        return Execution(self.name, request, results)
 
     def close(self) -> None:
         """Nothing outlives a run."""
