@@ -21,13 +21,20 @@ GUARD: Final = 7200.0
 """Wall seconds after which a slice counts as not ended: a machine that many share is slow, no slice is so slow."""
 _KEPT: Final = 1000
 """Characters of the output of a slice that failed, at its end."""
+_FROM_OUTSIDE: Final = {-number for number in (signal.SIGHUP, signal.SIGINT, signal.SIGKILL, signal.SIGTERM)}
+
+
+class EndedFromOutside(Exception):
+    """A slice's process was ended by a signal that no mistake of its own raises; it says nothing of what it ran."""
 
 
 def row_of(one: Slice, guard: float = GUARD) -> Row:
-    """Run a slice. Whatever interrupts this ends its processes and gives no row."""
+    """Run a slice. Whatever interrupts this ends its processes and gives no row. Raises EndedFromOutside."""
     processor, began = _processor(), time.monotonic()
     with tempfile.TemporaryDirectory(prefix="night-") as name:
         code, output = _run([each.replace(FOLDER, name) for each in one.command], Path(name), guard)
+        if code in _FROM_OUTSIDE:
+            raise EndedFromOutside(f"{signal.Signals(-code).name}, by somebody or for want of memory")
         outcome = _judged(one, Path(name), code, output)
     wall, spent = round(time.monotonic() - began, 1), round(_processor() - processor, 1)
     seconds = {item: round(share * spent, 1) for item, share in _shares(one.items, outcome.seconds).items()}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Generator, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -11,7 +11,7 @@ from typing import Final
 
 from benchmarks.night.progress import shown
 from benchmarks.night.record import ROOT, WHOLE, Record, Row, digest, stamp, whole_night, words
-from benchmarks.night.runner import row_of
+from benchmarks.night.runner import EndedFromOutside, row_of
 from benchmarks.night.slices import Part, Slice, shard_of
 
 _INTERRUPTED: Final = 130
@@ -56,37 +56,46 @@ def night(parts: Sequence[Part], record: Record, root: Path = ROOT) -> Night:
 def taken(
     tonight: Night, shard: tuple[int, int], limit_minutes: float | None = None, without: Sequence[str] | None = None
 ) -> Iterator[str]:
-    """Run what is left of a shard, a line a slice; exits with 1 if any slice of the night has failed.
+    """Run what is left of a shard, a line a slice; exits with 1 if one of the night has failed, or of these was ended.
 
     ``without``: honest adapters that are not installed. None: some parts are left out, so that no night gets whole.
     """
     own = shard_of(tonight.slices, shard)
     left = [one for one in own if not tonight.record.has(one)]
     yield f"{len(own) - len(left)} of {len(own)} slices of shard {shard[0]}/{shard[1]} are in the record"
-    yield from _sitting(tonight, left, limit_minutes)
+    ended = yield from _sitting(tonight, left, limit_minutes)
     if without is not None and tonight.slices and not tonight.left:
         yield from _closed(tonight, without)
     failed = [row for row in tonight.rows if row["failed"]]
     yield from (f"FAILED {row['part']}: {'; '.join(row['findings'])}" for row in failed)
-    if failed:
+    if failed or ended:
         raise SystemExit(1)
 
 
-def _sitting(tonight: Night, left: Sequence[Slice], limit_minutes: float | None) -> Iterator[str]:
+def _sitting(
+    tonight: Night, left: Sequence[Slice], limit_minutes: float | None
+) -> Generator[str, None, list[EndedFromOutside]]:
+    """Run slices; what is returned are the ends of those that somebody else ended, which have no row."""
     began = time.monotonic()
+    ends: list[EndedFromOutside] = []
     with shown(left) as begins:
         for number, one in enumerate(left):
             if limit_minutes is not None and time.monotonic() - began > 60 * limit_minutes:
                 yield f"{len(left) - number} slices are left after {limit_minutes:g} minutes; next: the same again"
-                return
+                return ends
             begins(one)
             try:
                 row = {**row_of(one), **stamp(tonight.folders)}
             except KeyboardInterrupt:
                 yield f"interrupted in {one.name}; what had ended is kept"
                 raise SystemExit(_INTERRUPTED) from None
-            tonight.record.add(row)
-            yield f"[{number + 1}/{len(left)}] {_told(row, one)}"
+            except EndedFromOutside as ended:
+                ends.append(ended)
+                yield f"[{number + 1}/{len(left)}] ENDED  {one.name}: by {ended}; no line, next: the same again"
+            else:
+                tonight.record.add(row)
+                yield f"[{number + 1}/{len(left)}] {_told(row, one)}"
+    return ends
 
 
 def _closed(tonight: Night, without: Sequence[str]) -> Iterator[str]:

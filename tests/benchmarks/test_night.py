@@ -32,7 +32,8 @@ class Toy:
 
     def __init__(self, folder: Path) -> None:
         self.root, self.path, self.ran = folder, folder / "night.jsonl", folder / "ran"
-        self.codes: dict[str, int] = {}
+        self.codes: dict[str, object] = {}
+        """The end of a slice, by its name: a code, or an expression."""
         self.change("first")
 
     def change(self, content: str) -> None:
@@ -59,7 +60,8 @@ class Toy:
 
     def _cut(self, measured: Mapping[str, float], seed: int) -> Iterator[Slice]:
         for name in NAMES:
-            program = f"open({str(self.ran)!r}, 'a').write('{name} '); raise SystemExit({self.codes.get(name, 0)})"
+            program = f"import os, signal; open({str(self.ran)!r}, 'a').write('{name} '); " + "raise SystemExit({})"
+            program = program.format(self.codes.get(name, 0))
             yield Slice("toys", (name,), (sys.executable, "-S", "-c", program), measured.get(name, 7.0), seed=seed)
 
 
@@ -154,6 +156,28 @@ def test_a_slice_that_is_interrupted_leaves_no_line_and_is_run_again(toy: Toy, m
     monkeypatch.setattr(tonight, "row_of", ended)
     assert toy.sit()[1] == 0
     assert toy.told == list(NAMES)
+
+
+def test_a_slice_that_somebody_ended_leaves_no_line_those_behind_it_run_and_the_code_is_red(toy: Toy) -> None:
+    toy.codes["two"] = "os.kill(os.getpid(), signal.SIGKILL)"
+    said, code = toy.sit()
+    assert code == 1
+    assert toy.told == list(NAMES)
+    assert (
+        "[2/5] ENDED  toys: two: by SIGKILL, by somebody or for want of memory; no line, next: the same again" in said
+    )
+    assert [one.items for one in toy.night.left] == [("two",)]
+    del toy.codes["two"]
+    assert toy.sit()[1] == 0
+    assert toy.told == [*NAMES, "two"]
+
+
+def test_a_crash_of_a_slice_is_a_line_of_it(toy: Toy) -> None:
+    """A process that ends itself by a signal has a mistake."""
+    toy.codes["two"] = "os.abort()"
+    assert toy.sit()[1] == 1
+    assert toy.night.left == []
+    assert json.loads(toy.path.read_text().splitlines()[1])["findings"][0].startswith("exit code -6")
 
 
 def test_a_line_that_was_cut_off_is_no_row_and_spoils_no_other(toy: Toy) -> None:
