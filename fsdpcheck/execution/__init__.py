@@ -134,6 +134,7 @@ class RankResult:
     request with ``spoiled`` samples, where the step raised. ``allocations``: file:line of what asked for memory without
     values, ``lines``: what ran of the implementation, ``values`` and ``raised``: which numbers passed through it, and
     what was raised in it at last, ``releases``: what optimizers were given, where the request has these noted.
+    ``calls_until_initial``: how much of ``trace`` had been issued when ``initial`` was shown.
     """
 
     rank: int
@@ -148,6 +149,7 @@ class RankResult:
     values: list[Value] = field(default_factory=list)
     raised: Raised | None = None
     releases: list[Release] = field(default_factory=list)
+    calls_until_initial: int = 0
 
 
 @dataclass(frozen=True)

@@ -30,12 +30,22 @@ def subject_and_line(frame: FrameType | None) -> tuple[str, str]:
     return subject, line
 
 
-def line_of(frame: FrameType | None) -> tuple[CodeType, int] | None:
-    """Code and number of the line that ``subject_and_line`` would give, without text: for those who rarely show it."""
+def caller_of(frame: FrameType | None) -> str:
+    """Where the function was called whose line ``subject_and_line`` gives; "" where only torch or the harness did."""
+    return line_text(line_of(frame, 1))
+
+
+def line_of(frame: FrameType | None, further: int = 0) -> tuple[CodeType, int] | None:
+    """Code and number of the line that ``subject_and_line`` would give, without text: for those who rarely show it.
+
+    ``further``: how many such lines further out.
+    """
     while frame is not None:
         code = frame.f_code
         if (_TELLS.get(id(code)) or _tells(code))[1]:
-            return code, frame.f_lineno
+            if not further:
+                return code, frame.f_lineno
+            further -= 1
         frame = frame.f_back
     return None
 

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from fsdpcheck.compat import frames_private, groups_private
 from fsdpcheck.errors import NotSupported
-from fsdpcheck.execution.call_sites import subject_and_line
+from fsdpcheck.execution.call_sites import caller_of, subject_and_line
 from fsdpcheck.execution.matching import ANY_SOURCE
 from fsdpcheck.execution.signatures import (
     Signature,
@@ -294,7 +294,8 @@ class RecordingGroup(_Group):
         if op != ANY_SOURCE and way[0] == way[1]:
             raise RuntimeError(f"{op}: rank {way[0]} cannot send itself a message")
         sends, signed = op == "send", signature(tensors)
-        whose, line = subject_and_line(sys._getframe(2))
+        frame = sys._getframe(2)
+        whose, line = subject_and_line(frame)
         collective = Collective(
             op,
             way,
@@ -306,6 +307,7 @@ class RecordingGroup(_Group):
             subject=whose,
             tag=tag,
             where=line,
+            called_at=caller_of(frame),
         )
         return self._performed(Call(collective, tensors if sends else [], [] if sends else tensors, native))
 
@@ -341,7 +343,8 @@ class RecordingGroup(_Group):
             written = read if outputs is inputs else signature(outputs)
         else:
             read, written = signatures
-        whose, line = subject_and_line(sys._getframe(2))
+        frame = sys._getframe(2)
+        whose, line = subject_and_line(frame)
         collective = Collective(
             op,
             ranks,
@@ -354,6 +357,7 @@ class RecordingGroup(_Group):
             bool(getattr(opts, "asyncOp", False)),
             whose,
             where=line,
+            called_at=caller_of(frame),
         )
         return self._performed(Call(collective, inputs, outputs, native, packed, factor))
 

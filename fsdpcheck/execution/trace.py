@@ -42,6 +42,8 @@ class Collective:
     """Where in a step: "forward of Net.fc", "backward", "step"; "" when unknown."""
     where: str = field(default="", compare=False)
     """file:line of the caller, innermost outside torch and fsdpcheck; "" when unknown."""
+    called_at: str = field(default="", compare=False)
+    """Where the function of that line was called, as file:line, likewise; "" where nothing else called it."""
 
     @property
     def fingerprint(self) -> tuple[object, ...]:

@@ -15,6 +15,7 @@ from fsdpcheck.case import TrainingCase
 from fsdpcheck.checks._compare import alike
 from fsdpcheck.checks.clipping import comparable
 from fsdpcheck.execution import Execution, RunRequest
+from fsdpcheck.execution.trace import Collective
 from fsdpcheck.judging.points import ORDER, WORDS, Compared, Point, by_step, put_together
 from fsdpcheck.judging.points import points as points_of
 from fsdpcheck.judging.run import Run
@@ -74,11 +75,22 @@ def first_wrong(run: Run, case: TrainingCase, asked: RunRequest | None = None) -
     answer, execution = run.answer(case), run(case, observe, using=using, probes=(*probes, looking))
     if execution.failure is not None:
         return FirstWrong(unknown=_NOTHING["failed"])
-    before = answer.steps[0].before
-    if any(not alike(own.initial.get(name), value) for own in execution.ranks for name, value in before.items()):
-        return FirstWrong(f"the first to differ: {INITIAL}", quantity="initial parameters")
+    if (initially := _initially(execution, answer)) is not None:
+        return initially
     in_use = f" (with {', '.join(using)} in use)" * bool(using)
     return _told(answer, execution, compared, in_use)
+
+
+def _initially(execution: Execution, answer: Answer) -> FirstWrong | None:
+    """Of parameters that are wrong before the first step: which, and the collectives until then."""
+    before = answer.steps[0].before
+    for own in execution.ranks:
+        wrong = next((name for name, value in before.items() if not alike(own.initial.get(name), value)), "")
+        if wrong:
+            calls = _calls(own.trace[: own.calls_until_initial], wrong)
+            words = [f"the first to differ: {INITIAL}, {wrong} on rank {own.rank}"]
+            return FirstWrong("\n".join(words + [f"until then: {one}" for one in calls]), quantity="initial parameters")
+    return None
 
 
 def _compared(run: Run, case: TrainingCase) -> Compared:
@@ -227,14 +239,22 @@ def _multiple(wrong: Point) -> str:
 
 
 def _between(execution: Execution, rank: int, last: Point | None, wrong: Point) -> Iterator[str]:
-    """The collectives between two quantities, those of the wrong parameter's unit if there are such."""
-    if last is None or wrong.calls < 0:
-        return
-    calls = execution.ranks[rank].trace[last.calls : wrong.calls]
-    own = [call for call in calls if call.subject and f".{call.subject}." in f".{wrong.name}."]
-    told = dict.fromkeys(
-        f"{call.op}{f' of {call.subject}' if call.subject else ''} at {line_of(call.where)}" for call in own or calls
-    )
-    more = f", and {len(told) - _CALLS} more" if len(told) > _CALLS else ""
-    if told:
-        yield f"in between: {'; '.join([*told][:_CALLS])}{more}"
+    """The collectives between two quantities."""
+    if last is not None and wrong.calls >= 0:
+        calls = _calls(execution.ranks[rank].trace[last.calls : wrong.calls], wrong.name)
+        yield from (f"in between: {one}" for one in calls)
+
+
+def _calls(calls: Sequence[Collective], name: str) -> Iterator[str]:
+    """Collectives in words, a line each, those of the unit that a parameter of this name is in if there are such."""
+    own = [call for call in calls if call.subject and f".{call.subject}." in f".{name}."]
+    told = [*dict.fromkeys(_call(call) for call in own or calls)]
+    yield from told[:_CALLS]
+    if len(told) > _CALLS:
+        yield f"and {len(told) - _CALLS} more"
+
+
+def _call(call: Collective) -> str:
+    of = f" of {call.subject}" if call.subject else ""
+    by = f", called at {line_of(call.called_at)}" if call.called_at else ""
+    return f"{call.op}{of} at {line_of(call.where)}{by}"

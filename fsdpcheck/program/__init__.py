@@ -20,6 +20,7 @@ from fsdpcheck import adapters
 from fsdpcheck.adapters.contract import Adapter, Batch, MicroBatch, Observed, Setup, Trainer
 from fsdpcheck.case import KernelCase, SamplerCase, TrainingCase
 from fsdpcheck.case.training import Evaluation
+from fsdpcheck.compat import groups_private
 from fsdpcheck.errors import AdapterError, Interrupted, explain
 from fsdpcheck.execution import RankResult, RunRequest, StepRecord
 from fsdpcheck.execution.pieces import Shown
@@ -77,6 +78,7 @@ def _train(
         _rehearse(case, adapter, setup, _on(device, _batch(request, 0, rank)))
     trainer = _built(request, adapter, setup, made, watch, models.build(case))
     result.initial = {} if request.late else showing.named(trainer.parameters(), "parameters")
+    result.calls_until_initial = groups_private.calls_so_far()
     watch.moment("after_init", trainer)
     for step in range(case.step.steps):
         watch.step, loaded = step, None

@@ -62,7 +62,7 @@ PRIVATE = replace(
         ("rate_halved", 0, "the options of the optimizer on rank 0: have lr of group 0 0.25, wanted 0.5", "step"),
         ("read_before_update", 1, "a parameter as the forward reads it of ", "local_loss"),
         ("never_steps", 0, "the parameters of ", ""),
-        ("shown_otherwise", 0, "the parameters before the first step", ""),
+        ("shown_otherwise", 0, "the parameters before the first step, tail.linear0.weight on rank 0", ""),
     ],
 )
 def test_the_first_wrong_quantity_of_a_wrong_loop_is_told(
@@ -94,11 +94,25 @@ def test_collectives_between_the_last_right_line_and_the_first_wrong_one_are_tol
 @pytest.mark.parametrize(
     ("name", "case", "said", "lines"),
     [
-        ("shard_starts_rounded_down", PRIVATE, "the first to differ: the parameters before the first step", ()),
+        (
+            "shard_starts_rounded_down",
+            PRIVATE,
+            "the first to differ: the parameters before the first step, tail.linear1.weight on rank 0",
+            ("until then: all_gather of (whole tensors, to show) at ", ": _all_gather(", ", called at "),
+        ),
         ("squared_norm_off_by_1e_9", PRIVATE, "the first to differ, in step 0: the norms on rank ", ()),
         ("factor_off_by_1e_9", PRIVATE, "the first to differ, in step 0: the clip factors on rank ", ()),
         ("summed_not_averaged", PRIVATE, "the first to differ, in step 0: the reduced gradient of ", ()),
-        ("summed_not_averaged", PLAIN, "the first to differ, in step 0: the reduced gradient of ", ("reduce_scatter",)),
+        (
+            "summed_not_averaged",
+            PLAIN,
+            "the first to differ, in step 0: the reduced gradient of ",
+            (
+                "in between: reduce_scatter of (root) at ",
+                "impl/faults/sharding.py",
+                " return original(unit, full, axis) * ",
+            ),
+        ),
         ("update_skipped_on_last_rank", PRIVATE, "the first to differ, in step 0: the parameters of ", ()),
     ],
 )
