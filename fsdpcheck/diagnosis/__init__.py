@@ -49,7 +49,7 @@ from fsdpcheck.diagnosis.collectives import of_failure
 from fsdpcheck.diagnosis.global_norm import of_clipped_update, of_grad_norm, unasked
 from fsdpcheck.diagnosis.initial_parameters import of_buffers, of_rounded_start, of_start
 from fsdpcheck.diagnosis.shards import stood_still
-from fsdpcheck.findings.cause import PATTERN, Cause, Causes
+from fsdpcheck.findings.cause import DID_NOT_MOVE, PATTERN, Cause, Causes
 from fsdpcheck.oracle import INSTRUMENT, Answer, Named, StepAnswer
 from fsdpcheck.workload.optimizer import at_step
 
@@ -371,7 +371,7 @@ def _of_places(case: TrainingCase, wanted: StepAnswer, got: Mapping[str, Tensor]
     if not wrong:
         return []
     if right is wanted.after and all(bool((got[name] == wanted.before[name]).all()) for name in wrong):
-        found.append(Cause("did not move", f"{mentions(wrong)} did not move at all", PATTERN))
+        found.append(Cause(DID_NOT_MOVE, f"{mentions(wrong)} did not move at all", PATTERN))
     if right is not wanted.after and all(not bool(got[name].any()) for name in wrong):
         found.append(Cause("no gradient", f"{mentions(wrong)} got no gradient", PATTERN))
     moving = {name: right[name] != (wanted.before[name] if right is wanted.after else 0) for name in wrong}

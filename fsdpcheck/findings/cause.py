@@ -8,6 +8,9 @@ from typing import NamedTuple
 EXACT, PATTERN, WEAK = 0, 1, 2
 """Strength: it computes what was got; it says where the wrong values stand; it fits because the case is too small."""
 
+DID_NOT_MOVE = "did not move"
+"""Key of a cause: parameters have not moved in an update. Behind a wrong gradient that is a consequence."""
+
 _AT_MOST = 2  # causes named at once: more name nothing
 
 

@@ -12,8 +12,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from fsdpcheck.case import Case, TrainingCase
-from fsdpcheck.findings.cause import Causes, common, named
+from fsdpcheck.findings.cause import DID_NOT_MOVE, Causes, common, named
 from fsdpcheck.judging import coverage_minimums
+from fsdpcheck.judging.first_wrong import NOT_KNOWN, FirstWrong
 
 CASES = 40
 """How many further cases are drawn after a finding."""
@@ -37,9 +38,18 @@ class Evidence:
     drawn: dict[Case, bool] = field(default_factory=dict)
     """Case -> whether it failed."""
 
-    def cause(self, minimal: Causes | None) -> str:
-        """The cause in the words of the minimal case; "" unless one or two causes fit all failing cases."""
-        return named(common(minimal, self.causes))
+    def cause(self, minimal: Causes | None, first_wrong: FirstWrong = NOT_KNOWN) -> str:
+        """The cause in the words of the minimal case; "" unless one or two causes fit all failing cases.
+
+        ``first_wrong``: the quantity of the minimal case that is wrong first. That parameters did not move is no cause
+        of one before; behind a gradient that is missing that is why.
+        """
+        causes = common(minimal, self.causes)
+        if first_wrong.quantity in ("", "updated"):
+            return named(causes)
+        why = ", for there is no gradient" if (first_wrong.quantity, first_wrong.missing) == ("gradient", True) else ""
+        still = [cause._replace(text=f"{cause.text}{why}") for cause in causes if cause.key == DID_NOT_MOVE and why]
+        return named([*(cause for cause in causes if cause.key != DID_NOT_MOVE), *still])
 
     def when(self) -> str:
         """Which kind of case fails, with counts; "" if none is singled out beyond chance."""

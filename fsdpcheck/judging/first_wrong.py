@@ -16,7 +16,7 @@ from fsdpcheck.checks._compare import alike
 from fsdpcheck.checks.clipping import comparable
 from fsdpcheck.execution import Execution, RunRequest
 from fsdpcheck.execution.trace import Collective
-from fsdpcheck.judging.points import ORDER, WORDS, Compared, Point, by_step, put_together
+from fsdpcheck.judging.points import MISSING, ORDER, WORDS, Compared, Point, by_step, put_together
 from fsdpcheck.judging.points import points as points_of
 from fsdpcheck.judging.run import Run
 from fsdpcheck.judging.where_seen import Number, Sought, Trail, line_of, trail, with_square
@@ -36,7 +36,7 @@ class FirstWrong:
     """``text``: what to say, "" for nothing. ``place``: "file:line" where the first wrong quantity was seen, or, if it
     was seen at no line, the last right one; "" if nothing is wrong. ``quantity``: of which kind it is; "" so too.
     ``trails``: where its numbers were seen, of a run that notes them: that of the quantity, or those of its parts.
-    ``unknown``: why nothing can be said, where that is so.
+    ``unknown``: why nothing can be said, where that is so. ``missing``: whether the quantity is not there at all.
     """
 
     text: str = ""
@@ -44,7 +44,10 @@ class FirstWrong:
     quantity: str = ""
     trails: tuple[tuple[str, Trail], ...] = ()
     unknown: str = ""
+    missing: bool = False
 
+
+NOT_KNOWN: Final = FirstWrong()
 
 _NOTHING: Final = {
     "other case": "the law compares cases with each other, and the adapter was asked for features in one of them alone",
@@ -216,7 +219,8 @@ def _sentence(
     elif wrong.kind == "updated" and not any(point.kind == "options" for point in points):
         words.append("no optimizer that the adapter was given has stepped on this rank")
     lines = wrong.lines or (last.lines if last else ())
-    return FirstWrong("\n".join(words), lines[0].partition(" ")[0] if lines else "", wrong.kind)
+    place = lines[0].partition(" ")[0] if lines else ""
+    return FirstWrong("\n".join(words), place, wrong.kind, missing=wrong.wrong == MISSING)
 
 
 def _begins_before(point: Point, wrong: Point) -> bool:

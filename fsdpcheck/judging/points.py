@@ -42,6 +42,8 @@ WORDS: Final = {
 }
 """Quantities in the order of a step, in words."""
 ORDER: Final = tuple(WORDS)
+MISSING: Final = "is missing"
+"""How a quantity differs that is not there."""
 _ROOM: Final = {"float64": 2.0**-32, "float32": 2.0**-12}
 
 
@@ -230,7 +232,7 @@ def _named(kind: str, shown: Mapping[str, Tensor] | None, wanted: Named, room: N
 def _differs(got: Tensor | None, wanted: Tensor) -> str:
     """How, in a few words; "" if it does not."""
     if got is None:
-        return "is missing"
+        return MISSING
     if got.shape != wanted.shape:
         return f"has the shape {[*got.shape]}, wanted {[*wanted.shape]}"
     if got.dtype == wanted.dtype and alike(got, wanted):

@@ -13,7 +13,7 @@ from fsdpcheck.diagnosis import of_failure
 from fsdpcheck.engines.simulated import SimulatedEngine
 from fsdpcheck.execution import Execution, Failure, RankResult, RankState, RunRequest
 from fsdpcheck.execution.trace import Collective
-from fsdpcheck.findings.cause import PATTERN, WEAK, Cause, common, named
+from fsdpcheck.findings.cause import DID_NOT_MOVE, PATTERN, WEAK, Cause, common, named
 from fsdpcheck.findings.verdict import Verdict
 from fsdpcheck.findings.violation import Violation
 from fsdpcheck.impl import faults
@@ -21,6 +21,7 @@ from fsdpcheck.judging import coverage
 from fsdpcheck.judging.attribution import Evidence
 from fsdpcheck.judging.check import check_law
 from fsdpcheck.judging.exploration import Exploration
+from fsdpcheck.judging.first_wrong import FirstWrong
 from fsdpcheck.judging.registry import chapters
 from fsdpcheck.judging.run import Run
 from fsdpcheck.judging.tally import Tally
@@ -65,6 +66,18 @@ def test_a_kind_of_case_that_alone_fails_is_said_with_counts() -> None:
     spoiled = _drawn(failing=9, passing=21)
     spoiled[next(case for case in spoiled if not case.model.layers[0].bias)] = True
     assert Evidence(drawn=spoiled).when() == ""
+
+
+def test_that_a_parameter_did_not_move_is_no_cause_of_what_was_wrong_before() -> None:
+    causes, other = [Cause(DID_NOT_MOVE, "the weight did not move", PATTERN)], Cause("bias", "the bias is left out")
+    for first in ("", "updated"):
+        assert Evidence().cause(causes, FirstWrong(quantity=first)) == "the weight did not move"
+    for first in ("gradient", "initial parameters", "norms"):
+        assert Evidence().cause(causes, FirstWrong(quantity=first)) == ""
+        assert Evidence().cause([*causes, other], FirstWrong(quantity=first)) == "the bias is left out"
+    missing = FirstWrong(quantity="gradient", missing=True)
+    assert Evidence().cause(causes, missing) == "the weight did not move, for there is no gradient"
+    assert Evidence().cause([*causes, other], missing) == "the bias is left out"
 
 
 @pytest.mark.parametrize(
