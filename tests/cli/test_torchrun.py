@@ -13,7 +13,10 @@ import pytest
 
 from fsdpcheck.engines._real.contact import SILENCE_SECONDS
 from tests.common.commands import TOYS
+from tests.common.network_namespaces import two_machines, why_not
 from tests.common.torchrun_jobs import FOUND, LASTING, job, rank_files, rank_process
+
+NO_NAMESPACES = why_not()
 
 
 def kept(folder: Path, out: str) -> dict[str, Any]:
@@ -49,6 +52,22 @@ def test_ranks_whose_driver_is_on_a_node_that_is_stopped_end_themselves(tmp_path
         assert "Traceback" not in other.err.partition("failed (exitcode: 130)")[0]
         assert rank_files(tmp_path) == {0: None, 1: 130}
         assert [pid for pid in began if Path(f"/proc/{pid}").exists()] == []
+
+
+@pytest.mark.nightly  # as above
+@pytest.mark.skipif(bool(NO_NAMESPACES), reason=f"no two machines can be made here: {NO_NAMESPACES}")
+def test_machines_that_lose_each_other_both_end_with_what_was_found(tmp_path: Path) -> None:
+    """Each on a network of its own; once the link is gone no packet, and no end of a connection, is told to either."""
+    with two_machines() as machines, job(tmp_path, *LASTING, nodes=2, per_node=1, machines=machines) as agents:
+        driver, other = agents
+        driver.until(FOUND)
+        machines[1].cut_off()
+        assert driver.process.wait(SILENCE_SECONDS + 120) == 1
+        (note,) = [text for text in kept(tmp_path, driver.out)["notes"] if "contact" in text]
+        assert note.startswith("lost contact with rank 1 on ")
+        assert other.process.wait(SILENCE_SECONDS + 120) == 1
+        assert "ends: torchrun's store was silent for 60 s" in other.err
+        assert rank_files(tmp_path) == {0: 130, 1: 130}
 
 
 @pytest.mark.nightly  # as those below, each starts torchrun; by day see tests/engines/test_contact.py

@@ -15,6 +15,7 @@ from typing import Any, Final
 
 from fsdpcheck.processes import leftovers
 from tests.common.commands import TOY, TOYS, environment
+from tests.common.network_namespaces import Machine
 
 LASTING: Final = (
     *("-m", "fsdpcheck", "run", "--adapter", TOY, "--laws", str(TOYS / "lasting.py"), "--law", "lasting.*"),
@@ -27,16 +28,24 @@ FOUND: Final = "lasting.first: finding"
 class Agent:
     """One agent, with the ranks of a node."""
 
-    def __init__(self, folder: Path, node: int, words: Sequence[str], path: Path | None = None) -> None:
-        """``path``: a folder whose modules go before all others."""
-        variables = environment() | {"PYTHONUNBUFFERED": "1"}
+    def __init__(
+        self,
+        folder: Path,
+        node: int,
+        words: Sequence[str],
+        path: Path | None = None,
+        machine: Machine | None = None,
+    ) -> None:
+        """``path``: a folder whose modules go before all others. ``machine``: where it runs; None for this one."""
+        inside, known = (machine.inside, machine.variables) if machine is not None else ((), {})
+        variables = environment() | {"PYTHONUNBUFFERED": "1"} | known
         if path is not None:
             variables["PYTHONPATH"] = os.pathsep.join([str(path), variables["PYTHONPATH"]])
         self._err = folder / f"err{node}"
         self._out = folder / f"out{node}"
         with self._err.open("w") as err, self._out.open("w") as out:
             self.process = subprocess.Popen(
-                [sys.executable, "-m", "torch.distributed.run", *words],
+                [*inside, sys.executable, "-m", "torch.distributed.run", *words],
                 cwd=folder,
                 env=variables,
                 stdout=out,
@@ -78,9 +87,18 @@ class Agent:
 
 @contextmanager
 def job(
-    folder: Path, *words: str, nodes: int = 1, per_node: int = 2, port: int = 0, path: Path | None = None
+    folder: Path,
+    *words: str,
+    nodes: int = 1,
+    per_node: int = 2,
+    port: int = 0,
+    path: Path | None = None,
+    machines: Sequence[Machine] = (),
 ) -> Iterator[list[Agent]]:
-    """The agents, one for each node, of a job that runs ``words`` of torchrun; killed at the end, if they are there."""
+    """The agents, one for each node, of a job that runs ``words`` of torchrun; killed at the end, if they are there.
+
+    ``machines``: where each runs, if not all run on this one.
+    """
     if not port:
         with socket.create_server(("127.0.0.1", 0)) as free:
             port = free.getsockname()[1]
@@ -88,8 +106,8 @@ def job(
     try:
         for node in range(nodes):
             where = ["--nnodes", str(nodes), "--node-rank", str(node), "--nproc-per-node", str(per_node)]
-            where += ["--master-addr", "127.0.0.1", "--master-port", str(port)]
-            agents.append(Agent(folder, node, [*where, *words], path))
+            where += ["--master-addr", machines[0].address if machines else "127.0.0.1", "--master-port", str(port)]
+            agents.append(Agent(folder, node, [*where, *words], path, machines[node] if machines else None))
         yield agents
     finally:
         for agent in agents:
