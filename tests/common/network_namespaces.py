@@ -24,11 +24,6 @@ class Machine:
         """Words before a command that is to run there."""
         return "nsenter", "-t", str(self.pid), "-U", "-n", "--preserve-credentials"
 
-    @property
-    def variables(self) -> dict[str, str]:
-        """What gloo has to be told where a host's name means its loopback, as on any machine of several networks."""
-        return {"GLOO_SOCKET_IFNAME": self.link}
-
     def ip(self, *words: str) -> None:
         """Run ip(8) there. Raises CalledProcessError."""
         subprocess.run([*self.inside, "ip", *words], check=True, capture_output=True)

@@ -37,8 +37,8 @@ class Agent:
         machine: Machine | None = None,
     ) -> None:
         """``path``: a folder whose modules go before all others. ``machine``: where it runs; None for this one."""
-        inside, known = (machine.inside, machine.variables) if machine is not None else ((), {})
-        variables = environment() | {"PYTHONUNBUFFERED": "1"} | known
+        inside = machine.inside if machine is not None else ()
+        variables = environment() | {"PYTHONUNBUFFERED": "1"}
         if path is not None:
             variables["PYTHONPATH"] = os.pathsep.join([str(path), variables["PYTHONPATH"]])
         self._err = folder / f"err{node}"
