@@ -21,14 +21,14 @@ from fsdpcheck.judging.run import Ran, Run
 from fsdpcheck.judging.where_seen import Trail
 
 _CASES: Final = 3
-"""Most cases that are looked at: the one shown, and the shortest to describe of the others."""
+"""Most cases that are looked at: the one shown, and of the others those of as many ranks, the shortest to describe."""
 _PART: Final = "the part of one module"
 
 
 def of_cases(law: Law, run: Run, failing: Sequence[Case]) -> str:
     """In lines, for a finding; "" for nothing. ``failing``: cases that break the law alike, the one shown first."""
     found: list[Mapping[str, Trail]] = []
-    others = sorted(failing[1:], key=lambda case: len(case.describe()))
+    others = sorted(failing[1:], key=lambda case: (_ranks(case) != _ranks(failing[0]), len(case.describe())))
     for number, case in enumerate((*failing[:1], *others[: _CASES - 1])):
         violation, execution = _judged(law, run, case)
         if violation is None or execution is None:
@@ -39,6 +39,11 @@ def of_cases(law: Law, run: Run, failing: Sequence[Case]) -> str:
             continue
         found.append(_trails(run, case, violation, execution))
     return _told(found)
+
+
+def _ranks(case: Case) -> int:
+    """Where there are several, a rank may have a part of a number alone, and what is wrong is seen behind a sum."""
+    return case.mesh.world_size if isinstance(case, TrainingCase) else 1
 
 
 def _judged(law: Law, run: Run, case: Case) -> tuple[Violation | None, Execution | None]:

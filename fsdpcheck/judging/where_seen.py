@@ -9,6 +9,7 @@ have the wrong number in each of them, and of one case alone no number is looked
 from __future__ import annotations
 
 import linecache
+import math
 import re
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
@@ -18,14 +19,14 @@ from fsdpcheck.execution import Execution
 from fsdpcheck.execution.values import OUTSIDE, Raised, Value
 from fsdpcheck.findings.violation import Violation
 
-_FIRST: Final = 12
+_FIRST: Final = 24
 """How many functions are looked at, of those that have a wrong number."""
 _TOLD: Final = 2
 """How many of them are told."""
 _CLOSE: Final = 2.0**-50
 """How near a square must be: a root is rounded, and so is its square."""
 _ORDINARY: Final = 64
-"""What is a number of quarters below this may stand for anything."""
+"""What is a power of two times a whole number below this may stand for anything."""
 _INNER: Final = re.compile(r"\.<locals>\.<(?:listcomp|dictcomp|setcomp|genexpr|lambda)>")
 
 
@@ -45,7 +46,7 @@ class Number:
 
     @property
     def is_ordinary(self) -> bool:
-        return abs(self.value) < _ORDINARY and (4 * self.value).is_integer()
+        return (math.frexp(self.value)[0] * _ORDINARY).is_integer()
 
 
 @dataclass(frozen=True)

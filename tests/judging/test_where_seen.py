@@ -12,6 +12,7 @@ from fsdpcheck.execution import Execution, RankResult, RunRequest
 from fsdpcheck.execution.values import OUTSIDE, Value
 from fsdpcheck.findings.violation import Violation
 from fsdpcheck.judging import origin
+from fsdpcheck.judging.law import Law
 from fsdpcheck.judging.registry import chapters
 from fsdpcheck.judging.run import Run
 from fsdpcheck.judging.where_seen import Number, Sought, Trail, common, in_words, of_violation, trail, with_square
@@ -83,8 +84,8 @@ def test_what_every_case_has_first_is_told() -> None:
 
 def test_an_ordinary_number_is_told_if_others_of_another_case_are_in_the_same_function() -> None:
     """1.0 in all cases may stand for anything; 2 in one and 3 in another are of what the function does."""
-    assert Number(0.5).is_ordinary
-    assert not Number(0.1).is_ordinary
+    assert all(Number(value).is_ordinary for value in (0.5, -3.0, 2.0**39, 19 * 2.0**35))
+    assert not any(Number(value).is_ordinary for value in (0.1, 65.0, 2.0**39 + 1))
     assert common([found_in(1.0, "casts")]) is None
     assert common([found_in(1.0, "casts"), found_in(1.0, "casts")]) is None
     assert seen(common([found_in(2.0, "casts", "sums"), found_in(3.0, "sums")])) == ["sums"]
@@ -124,6 +125,25 @@ def test_numbers_of_a_violation(got: str, wanted: str, number: float | None) -> 
     found = of_violation(Violation("is wrong", got=got, wanted=wanted, where="step 1, rank 2, w[0]"))
     assert (None if found is None else found.wrong[0].value) == number
     assert found is None or (found.rank, found.step) == (2, 1)
+
+
+def test_cases_of_as_many_ranks_are_looked_at_before_others(
+    engine: SimulatedEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What one rank has whole, several have in parts, which have other numbers until they are summed."""
+    looked: list[TrainingCase] = []
+
+    def judged(law: Law, run: Run, case: TrainingCase) -> tuple[None, None]:
+        looked.append(case)
+        return None, None
+
+    monkeypatch.setattr(origin, "_judged", judged)
+    long = replace(CASE, step=StepSpec("l1", steps=2, rebuilds=True))
+    two = [replace(CASE, mesh=MeshSpec(2), seed=seed) for seed in (1, 2)]
+    assert len(long.describe()) > len(two[0].describe())
+    failing = [CASE, *two, long, replace(long, seed=3)]
+    assert origin.of_cases(chapters()["clipping.norms"], Run(engine, "reference"), failing) == ""
+    assert looked == [CASE, long, failing[-1]]
 
 
 def test_the_function_that_forms_a_wrong_norm_is_told(engine: SimulatedEngine) -> None:
