@@ -36,6 +36,8 @@ class _Call:
     phase: str
     where: str
     times: tuple[int, ...]
+    called_at: str = ""
+    """Files of earlier versions have none."""
 
 
 _TENSORS: Final = ("inputs", "outputs")

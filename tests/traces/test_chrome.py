@@ -106,6 +106,14 @@ def test_what_was_written_is_read_back(program: Any, size: int) -> None:
     assert (found and found.text) == (done.failure and done.failure.text)
 
 
+def test_a_file_of_a_version_that_did_not_know_callers_is_read() -> None:
+    done = simulate(_several_groups, 3, show=False)
+    document = _document(done)
+    callers = [event["args"].pop("called_at") for event in document["traceEvents"] if "op" in event.get("args", ())]
+    assert any(callers)
+    assert chrome.read(document).traces == of_simulation(done).traces, "who called is not compared"
+
+
 def test_issue_wait_and_completion_are_apart_and_a_call_that_never_ended_lasts() -> None:
     done = simulate(_hangs, 2, show=False)
     document = _document(done)
