@@ -47,9 +47,10 @@ class Evidence:
         causes = common(minimal, self.causes)
         if first_wrong.quantity in ("", "updated"):
             return named(causes)
-        why = ", for there is no gradient" if (first_wrong.quantity, first_wrong.missing) == ("gradient", True) else ""
-        still = [cause._replace(text=f"{cause.text}{why}") for cause in causes if cause.key == DID_NOT_MOVE and why]
-        return named([*(cause for cause in causes if cause.key != DID_NOT_MOVE), *still])
+        others = named([cause for cause in causes if cause.key != DID_NOT_MOVE])
+        if others or first_wrong.quantity != "gradient" or not first_wrong.missing:
+            return others
+        return "".join(f"{cause.text}, for there is no gradient" for cause in causes if cause.key == DID_NOT_MOVE)
 
     def when(self) -> str:
         """Which kind of case fails, with counts; "" if none is singled out beyond chance."""
