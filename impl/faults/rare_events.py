@@ -154,7 +154,7 @@ def a_weight_of_two_units_is_untied(original: Function, hit: Hit) -> Function:
     "sharding.flat_model:change",
     "requires_grad that is not passed on to the flat parameter, https://github.com/pytorch/pytorch/issues/104148",
     "training.thawed",
-    cause="did not move at all",
+    cause="what is thawed behind the first step|did not move at all",
 )
 def thawed_parameters_stay_frozen(original: Function, hit: Hit) -> Function:
     """A parameter that was frozen when the model was sharded stays so: that its user thawed it is not seen."""
