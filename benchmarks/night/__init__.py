@@ -9,10 +9,9 @@ N-th slice, so that several machines share a night; ``cat`` puts their lines tog
 
 A night belongs to the content of fsdpcheck/, impl/ and properties/ (that of tests also to their folder and to what all
 tests share) and to a release of torch: a commit that changes nothing of it changes no night. Its seed follows from the
-content, so each night draws other cases. A slice that was interrupted, or whose process somebody ended by
-a signal, has no line and is run again; one that failed has one, and is not: the code is 1 until its line is deleted or
-the content changes. When nothing is left, a line tells the
-whole night.
+content, so each night draws other cases. A slice that was interrupted, or whose process somebody ended by a signal, has
+no line and is run again; one that failed has one, and is not: the code is 1 until its line is deleted or the content
+changes. When nothing is left, a line tells the whole night.
 """
 
 from __future__ import annotations

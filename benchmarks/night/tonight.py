@@ -63,26 +63,23 @@ def taken(
     own = shard_of(tonight.slices, shard)
     left = [one for one in own if not tonight.record.has(one)]
     yield f"{len(own) - len(left)} of {len(own)} slices of shard {shard[0]}/{shard[1]} are in the record"
-    ended = yield from _sitting(tonight, left, limit_minutes)
+    any_ended = yield from _sitting(tonight, left, limit_minutes)
     if without is not None and tonight.slices and not tonight.left:
         yield from _closed(tonight, without)
     failed = [row for row in tonight.rows if row["failed"]]
     yield from (f"FAILED {row['part']}: {'; '.join(row['findings'])}" for row in failed)
-    if failed or ended:
+    if failed or any_ended:
         raise SystemExit(1)
 
 
-def _sitting(
-    tonight: Night, left: Sequence[Slice], limit_minutes: float | None
-) -> Generator[str, None, list[EndedFromOutside]]:
-    """Run slices; what is returned are the ends of those that somebody else ended, which have no row."""
-    began = time.monotonic()
-    ends: list[EndedFromOutside] = []
+def _sitting(tonight: Night, left: Sequence[Slice], limit_minutes: float | None) -> Generator[str, None, bool]:
+    """Run slices; returns whether somebody else ended one, which has no row then."""
+    began, any_ended = time.monotonic(), False
     with shown(left) as begins:
         for number, one in enumerate(left):
             if limit_minutes is not None and time.monotonic() - began > 60 * limit_minutes:
                 yield f"{len(left) - number} slices are left after {limit_minutes:g} minutes; next: the same again"
-                return ends
+                return any_ended
             begins(one)
             try:
                 row = {**row_of(one), **stamp(tonight.folders)}
@@ -90,12 +87,12 @@ def _sitting(
                 yield f"interrupted in {one.name}; what had ended is kept"
                 raise SystemExit(_INTERRUPTED) from None
             except EndedFromOutside as ended:
-                ends.append(ended)
+                any_ended = True
                 yield f"[{number + 1}/{len(left)}] ENDED  {one.name}: by {ended}; no line, next: the same again"
             else:
                 tonight.record.add(row)
                 yield f"[{number + 1}/{len(left)}] {_told(row, one)}"
-    return ends
+    return any_ended
 
 
 def _closed(tonight: Night, without: Sequence[str]) -> Iterator[str]:

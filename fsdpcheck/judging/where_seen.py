@@ -26,7 +26,7 @@ _TOLD: Final = 2
 _CLOSE: Final = 2.0**-50
 """How near a square must be: a root is rounded, and so is its square."""
 _ORDINARY: Final = 64
-"""What is a power of two times a whole number below this may stand for anything."""
+"""A number of quarters below this may stand for anything, and so may a whole number below it times a power of two."""
 _INNER: Final = re.compile(r"\.<locals>\.<(?:listcomp|dictcomp|setcomp|genexpr|lambda)>")
 
 
@@ -46,7 +46,8 @@ class Number:
 
     @property
     def is_ordinary(self) -> bool:
-        return (math.frexp(self.value)[0] * _ORDINARY).is_integer()
+        is_small = abs(self.value) < _ORDINARY and (4 * self.value).is_integer()
+        return is_small or (math.frexp(self.value)[0] * _ORDINARY).is_integer()
 
 
 @dataclass(frozen=True)

@@ -57,7 +57,7 @@ def test_ranks_whose_driver_is_on_a_node_that_is_stopped_end_themselves(tmp_path
 @pytest.mark.nightly  # as above
 @pytest.mark.skipif(bool(NO_NAMESPACES), reason=f"no two machines can be made here: {NO_NAMESPACES}")
 def test_machines_that_lose_each_other_both_end_with_what_was_found(tmp_path: Path) -> None:
-    """Each on a network of its own; once the link is gone no packet, and no end of a connection, is told to either."""
+    """Each on a network of its own; once the link is gone nothing reaches either, not even the end of a connection."""
     with two_machines() as machines, job(tmp_path, *LASTING, nodes=2, per_node=1, machines=machines) as agents:
         driver, other = agents
         driver.until(FOUND)

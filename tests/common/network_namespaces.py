@@ -29,7 +29,7 @@ class Machine:
         subprocess.run([*self.inside, "ip", *words], check=True, capture_output=True)
 
     def cut_off(self) -> None:
-        """From now on nothing reaches it, and nothing that it sends arrives; no end of a connection is told either."""
+        """From now on nothing reaches it, and nothing that it sends arrives, not even the end of a connection."""
         self.ip("link", "set", self.link, "down")
 
 

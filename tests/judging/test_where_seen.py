@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 
 import pytest
@@ -84,8 +85,8 @@ def test_what_every_case_has_first_is_told() -> None:
 
 def test_an_ordinary_number_is_told_if_others_of_another_case_are_in_the_same_function() -> None:
     """1.0 in all cases may stand for anything; 2 in one and 3 in another are of what the function does."""
-    assert all(Number(value).is_ordinary for value in (0.5, -3.0, 2.0**39, 19 * 2.0**35))
-    assert not any(Number(value).is_ordinary for value in (0.1, 65.0, 2.0**39 + 1))
+    assert all(Number(value).is_ordinary for value in (0.0, 0.5, -3.0, 33.25, 2.0**39, 19 * 2.0**35))
+    assert not any(Number(value).is_ordinary for value in (0.1, 65.0, 2.0**39 + 1, math.inf, math.nan))
     assert common([found_in(1.0, "casts")]) is None
     assert common([found_in(1.0, "casts"), found_in(1.0, "casts")]) is None
     assert seen(common([found_in(2.0, "casts", "sums"), found_in(3.0, "sums")])) == ["sums"]
