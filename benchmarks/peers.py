@@ -10,6 +10,7 @@ import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
 
+from fsdpcheck.compat import dtensor_private
 from fsdpcheck.engines._simulated.in_process import Program
 from fsdpcheck.execution import Execution, RankResult, RunRequest
 from fsdpcheck.execution.assembly import assemble
@@ -88,6 +89,7 @@ class FreeEngine:
                 self._program(request, rank, torch.device("cpu"), result)
             finally:
                 dist.destroy_process_group()
+                dtensor_private.forget_meshes()  # the next rank's are equal, and its shards may be smaller
         return Execution(self.name, request, results)
 
     def close(self) -> None:
