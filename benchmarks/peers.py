@@ -77,20 +77,26 @@ class FreeEngine:
     def __init__(self, program: Program = rank_program) -> None:
         from torch.testing._internal.distributed import fake_pg
 
-        self._store, self._program = fake_pg.FakeStore, program
+        self._store, self._program, self._rank = fake_pg.FakeStore, program, 0
+        self._meshes = dtensor_private.Meshes(lambda: self._rank)  # what DTensor knows is kept, as ours keeps it
 
     def run(self, request: RunRequest) -> Execution:
         """Run each rank to its end, then the next."""
-        world_size = request.case.world_size
-        results = [RankResult(rank) for rank in range(world_size)]
-        for rank, result in enumerate(results):
-            dist.init_process_group("fake", rank=rank, world_size=world_size, store=self._store())
-            try:
-                self._program(request, rank, torch.device("cpu"), result)
-            finally:
-                dist.destroy_process_group()
-                dtensor_private.forget_meshes()  # the next rank's are equal, and its shards may be smaller
+        results = [RankResult(rank) for rank in range(request.case.world_size)]
+        with self._meshes.in_place():
+            for rank, result in enumerate(results):
+                self._alone(request, rank, result)
         return Execution(self.name, request, results)
+
+    def _alone(self, request: RunRequest, rank: int, result: RankResult) -> None:
+        self._rank = rank
+        self._meshes.begin(rank, "")
+        dist.init_process_group("fake", rank=rank, world_size=request.case.world_size, store=self._store())
+        try:
+            self._program(request, rank, torch.device("cpu"), result)
+        finally:
+            dist.destroy_process_group()
+            self._meshes.end(rank)
 
     def close(self) -> None:
         """Nothing outlives a run."""
