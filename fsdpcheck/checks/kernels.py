@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from fractions import Fraction
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -15,7 +16,7 @@ from torch import Tensor
 from fsdpcheck.case import KernelCase, KernelSpec
 from fsdpcheck.checks._compare import number
 from fsdpcheck.checks._read import completed
-from fsdpcheck.diagnosis import bits
+from fsdpcheck.diagnosis import norm_kernels
 from fsdpcheck.errors import NotExact, UsageError
 from fsdpcheck.execution import Execution
 from fsdpcheck.findings.violation import Violation
@@ -24,8 +25,7 @@ from fsdpcheck.program.kernels import KERNEL, Computed
 
 _UNIT = Fraction(1, 1 << 24)
 """Unit roundoff of float32: kernels that accumulate in float64 round less."""
-_FLOAT32 = 24
-_EXACT = 1 << _FLOAT32
+_EXACT = 1 << 24
 """Integers up to here, and all their sums that stay below, are exact in float32."""
 
 
@@ -57,14 +57,15 @@ def assert_definition(execution: Execution) -> None:
     unit = Fraction(2) ** (2 * sum(spec.exponents))
     if any(value > _EXACT * unit for value in bound):
         raise NotExact(f"sums of absolute values reach {max(bound) / unit}, beyond {_EXACT}")
-    spoiled, apart = _spoiled(execution), kernel_data.by_position(spec, case_of(execution).seed)
+    spoiled = _spoiled(execution)
     for name, got in computed(execution):
         _require_samples(name, got.once, len(wanted))
         for sample, (value, right) in enumerate(zip(got.once.tolist(), wanted, strict=True)):
             if sample != spoiled and value != float(right):
                 what = "a norm is not the definition's" if spoiled is None else "a sample is spoiled by another one"
+                cause = partial(norm_kernels.of_squared_norm, case_of(execution), sample, value, right, Fraction(0))
                 raise Violation(what, got=repr(value), wanted=repr(float(right)), where=_where(name, sample, spec),
-                                cause=_cause(value, right, apart[sample]))  # fmt: skip
+                                cause=cause)  # fmt: skip
 
 
 def assert_within_bound(execution: Execution) -> None:
@@ -84,9 +85,9 @@ def assert_within_bound(execution: Execution) -> None:
             if not math.isfinite(value) or abs(Fraction(value) - right) > bound:
                 low = math.isfinite(value) and Fraction(value) < right
                 what = "a norm is under-estimated: its sample is clipped too little" if low else "a norm is wrong"
+                cause = partial(norm_kernels.of_squared_norm, case_of(execution), sample, value, right, bound)
                 raise Violation(what, got=repr(value), wanted=f"{float(right)!r} within {float(bound):.3g}",
-                                where=_where(name, sample, spec),
-                                cause=_of_few_bits(value, float(right)))  # fmt: skip
+                                where=_where(name, sample, spec), cause=cause)  # fmt: skip
 
 
 def assert_same_bits(execution: Execution) -> None:
@@ -120,7 +121,7 @@ def assert_memory_kept(execution: Execution) -> None:
             sample = int(got.once.isnan().nonzero()[0])
             raise Violation("a kernel reads memory that is not its own", got="nan", wanted="a number",
                             where=_where(name, sample, spec),
-                            cause="it reads beside its inputs, or what nobody has written")  # fmt: skip
+                            cause=partial(norm_kernels.of_unread, math.nan))  # fmt: skip
 
 
 def assert_spoiled(execution: Execution) -> None:
@@ -151,23 +152,3 @@ def _require_samples(name: str, got: Tensor, wanted: int) -> None:
 def _where(name: str, sample: int | None, spec: KernelSpec) -> str:
     shape = f"T = {spec.positions}, d = {spec.inputs}, p = {spec.outputs}"
     return f"kernel {name!r}, {shape}" + ("" if sample is None else f", sample {sample}")
-
-
-def _cause(got: float, right: Fraction, apart: Fraction) -> str:
-    """What a wrong norm looks like. ``apart``: the sum over positions of the norms that each would have alone."""
-    if math.isnan(got):
-        return "it reads beside its inputs, or what nobody has written"
-    if got == float(apart):
-        return "each position is squared by itself: terms of two positions are missing"
-    if not right or not math.isfinite(got):
-        return ""
-    return f"it is {float(Fraction(got) / right):.6g} times the right one"
-
-
-def _of_few_bits(got: float, right: float) -> str:
-    """Whether a norm is the nearest one in a type with fewer bits than float32."""
-    for count in (count for count in bits.TYPES if count < _FLOAT32):
-        own, near = (bits.rounded(torch.tensor(value, dtype=torch.float64), count) for value in (got, right))
-        if got == float(own) == float(near):
-            return f"the norm is {bits.words(count)}"
-    return ""

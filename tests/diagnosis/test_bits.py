@@ -9,8 +9,7 @@ import torch
 
 from fsdpcheck import diagnosis
 from fsdpcheck.case import Arithmetic
-from fsdpcheck.checks import kernels
-from fsdpcheck.diagnosis import bits, contributions
+from fsdpcheck.diagnosis import bits, contributions, norm_kernels
 from fsdpcheck.diagnosis.cause_fit import rows
 from fsdpcheck.findings.cause import named
 from fsdpcheck.oracle import Named
@@ -74,8 +73,7 @@ def test_squared_norms_of_fewer_bits_are_named_also_beyond_the_largest_half(coun
 
 def test_a_kernels_norm_of_fewer_bits_is_told_from_a_wrong_one() -> None:
     right = 1.2345678
-    assert kernels._of_few_bits(float(torch.tensor(right).bfloat16()), right).startswith(
-        "the norm is rounded to 8 bits"
-    )
-    assert kernels._of_few_bits(right * (1 + 2.0**-9), right) == ""
-    assert kernels._of_few_bits(1.5, right) == ""  # few bits, but not the nearest
+    said = named([*norm_kernels.of_few_bits(float(torch.tensor(right).bfloat16()), right)])
+    assert said.startswith("the norm is rounded to 8 bits")
+    assert [*norm_kernels.of_few_bits(right * (1 + 2.0**-9), right)] == []
+    assert [*norm_kernels.of_few_bits(1.5, right)] == []  # few bits, but not the nearest
