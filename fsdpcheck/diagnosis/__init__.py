@@ -31,6 +31,7 @@ from fsdpcheck.diagnosis import (
     shards,
     stale_state,
     step_counts,
+    tied_uses,
 )
 from fsdpcheck.diagnosis.cause_fit import (
     ADDED_UP,
@@ -277,6 +278,7 @@ def _of_given(answer: Answer, step: int, given: Named, slack: Named) -> Iterator
         *shards.unreduced(answer, step),
         *stale_state.gradients(answer, step),
         *joint_clipping.clipped(answer, step),
+        *tied_uses.gradients(answer, step),
         *unasked(answer, step, given),
     )
     for cause, value in whole:

@@ -14,6 +14,7 @@ from fsdpcheck.case import Arithmetic, BatchLayout, LayerSpec, MeshSpec, ModelSp
 from fsdpcheck.case.model import LayerKind
 from fsdpcheck.checks._read import local_rows
 from fsdpcheck.diagnosis import layer_norm_rules, norm_rules
+from fsdpcheck.diagnosis.layers_seen import Seen
 from fsdpcheck.findings.cause import named
 from fsdpcheck.workload import batches, models
 
@@ -208,7 +209,7 @@ def test_a_mean_that_divides_by_padding_too() -> None:
     """Of a bag of three tokens, of which one is padding, and of one of padding alone."""
     module = nn.EmbeddingBag(4, 2, mode="mean", padding_idx=0).double()
     tokens, g = torch.tensor([[1, 2, 0], [1, 1, 0], [0, 0, 0]]), _numbers(3, 2)
-    seen = norm_rules._Seen("bag", module, frozenset({"weight"}), tokens, g, False)
+    seen = Seen("bag", module, frozenset({"weight"}), tokens, g, False)
     told = {key: delta for key, _, delta in norm_rules._deltas(seen)}
 
     def squared(divisor: float) -> Tensor:
@@ -231,7 +232,7 @@ def test_another_eps_than_the_layers_own() -> None:
 
 def test_one_use_of_a_tied_weight_alone() -> None:
     layer, weight = nn.Linear(2, 2, bias=False).double(), frozenset({"weight"})
-    uses = [norm_rules._Seen(name, layer, weight, _numbers(3, 2), 1 + _numbers(3, 2), True) for name in ("a", "b")]
+    uses = [Seen(name, layer, weight, _numbers(3, 2), 1 + _numbers(3, 2), True) for name in ("a", "b")]
     uses[1] = uses[1]._replace(activations=2 - _numbers(3, 2))
     told = {key: delta for key, _, delta in norm_rules._of_uses(uses)}
     own = [torch.einsum("np,nd->npd", use.backprops, use.activations) for use in uses]
