@@ -5,6 +5,7 @@ Tried: 2.13.0 unless a line says otherwise.
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import sys
 from pathlib import Path
@@ -73,6 +74,12 @@ _UNITS = (os.path.join("distributed", "fsdp", ""), os.path.join("distributed", "
 _OURS = str(Path(__file__).parent.parent) + os.sep
 
 
+_TRITON = tuple(
+    folder + os.sep for folder in getattr(importlib.util.find_spec("triton"), "submodule_search_locations", None) or ()
+)
+"""Its own folder, for its interpreter runs kernels; it is not imported for that."""
+
+
 _STANDARD = str(Path(os.__file__).parent) + os.sep
 
 
@@ -83,10 +90,10 @@ _IMPLEMENTATIONS = tuple(_OURS + name + os.sep for name in ("impl", "adapters"))
 
 
 def is_plumbing(filename: str) -> bool:
-    """Whether a file is no part of an implementation: torch outside its FSDP folders, the harness, Python's own."""
+    """Whether a file is no part of an implementation: torch but its FSDP, the harness, Triton, Python's own."""
     if filename.startswith(_TORCH):
         return not any(part in filename for part in _UNITS)
-    if is_harness(filename):
+    if is_harness(filename) or filename.startswith(_TRITON):
         return True
     return filename.startswith("<") or filename.endswith(_GLUE) or _is_standard_library(filename)
 

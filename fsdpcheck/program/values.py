@@ -26,8 +26,8 @@ _RETURNED: Final = 3
 _FRAMES: Final = 3
 """Most functions that are noted of what is raised."""
 _INNER: Final = ("<listcomp>", "<dictcomp>", "<setcomp>", "<genexpr>", "<lambda>")
-TAKES: Final = "_take"
-"""Name of the harness's function that has a step taken."""
+TAKE: Final = ("_take", "_computed")
+"""Names of the harness's functions that have a step taken, or a kernel compute."""
 
 
 class Values:
@@ -92,19 +92,14 @@ class Values:
         """Note what is new behind the line that has run."""
         if held.line < 0 or len(self._result.values) >= _VALUES:
             return
-        changed = []
-        for name, value in [*frame.f_locals.items(), *returned]:
-            for path, one in _within(name, value):
-                state = _state(one)
-                if held.states.get(path) != state:
-                    held.states[path] = state
-                    changed.append((path, one))
-        if changed:
+        seen = [each for name, value in [*frame.f_locals.items(), *returned] for each in _within(name, value)]
+        if seen:
             with layouts_private.aside():
-                self._note(frame, held, changed)
+                self._note(frame, held, seen)
 
-    def _note(self, frame: FrameType, held: _Frame, changed: list[tuple[str, Tensor | float]]) -> None:
-        for path, one in changed:
+    def _note(self, frame: FrameType, held: _Frame, seen: list[tuple[str, Tensor | float]]) -> None:
+        """All are read again: kernels write past the counter of a tensor's versions, and so do writes to ``data``."""
+        for path, one in seen:
             numbers = _numbers(one)
             if numbers is None or held.numbers.get(path) == numbers:
                 continue
@@ -144,17 +139,16 @@ class _Frame:
     def __init__(self, frame: FrameType, in_step: bool) -> None:
         self.line, self.in_step = -1, in_step
         self.caller = next(iter(frames_private.lines_of(frame.f_back, 1)), "")
-        self.states: dict[str, tuple[int, ...]] = {}
         self.numbers: dict[str, tuple[float, ...]] = {}
         self.returned: tuple[str, ...] = ()
 
 
 def _takes_a_step(frame: FrameType) -> bool:
-    """Whether the function was called where the harness has a step taken, and not where something is shown."""
+    """Whether the function was called where the harness has something computed, and not where something is shown."""
     at = frame.f_back
     while at is not None and not frames_private.is_harness(at.f_code.co_filename):
         at = at.f_back
-    return at is not None and at.f_code.co_name == TAKES
+    return at is not None and at.f_code.co_name in TAKE
 
 
 def _within(name: str, value: object) -> Iterator[tuple[str, Tensor | float]]:
@@ -179,13 +173,6 @@ def _within(name: str, value: object) -> Iterator[tuple[str, Tensor | float]]:
                 yield from _within(f"{name}.{key}", one)
 
 
-def _state(value: Tensor | float) -> tuple[int, ...]:
-    """What changes when a value does."""
-    if isinstance(value, float):
-        return (hash(value),)
-    return id(value), 0 if value.is_inference() else value._version, _bytes(value)
-
-
 def _bytes(value: Tensor) -> int:
     """Of the storage; 0 where there is none."""
     try:
@@ -197,7 +184,7 @@ def _bytes(value: Tensor) -> int:
 def _numbers(value: Tensor | float) -> tuple[float, ...] | None:
     """None for what is not looked at."""
     if isinstance(value, float):
-        return (value,)
+        return (float(value),)  # which numpy.float64 is too
     own = layouts_private.untransformed(torch_private.own_part(value))
     if type(own) not in (Tensor, nn.Parameter) or own.layout is not torch.strided or own.is_meta:
         return None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
@@ -37,6 +38,35 @@ def test_each_new_value_of_a_variable_is_noted_behind_its_line() -> None:
     first = doubled.__code__.co_firstlineno
     assert [one.place.rpartition(":")[2] for one in result.values][1:] == [str(first + n) for n in (1, 2, 3)]
     assert {one.step for one in result.values} == {OUTSIDE}, "no step is taken"
+
+
+def written_unseen(x: Tensor) -> float:
+    times = 3.0
+    x.data.mul_(times)
+    return times
+
+
+def test_what_is_written_past_the_counter_of_versions_is_noted() -> None:
+    """As kernels write, and whoever writes to ``data``."""
+    result, x = RankResult(0), torch.tensor([1.0, 2.0])
+    before = x._version
+    with Values(result):
+        written_unseen(x)
+    assert x._version == before
+    assert [one.numbers for one in result.values if one.name == "x"] == [(1.0, 2.0), (3.0, 6.0)]
+
+
+def test_numbers_of_numpy_are_plain_ones() -> None:
+    """Else a run is refused, for it gives what is no plain data."""
+    result = RankResult(0)
+    with Values(result):
+        of_numpy()
+    assert [(one.numbers, type(one.numbers[0])) for one in result.values if one.name == "half"] == [((0.5,), float)]
+
+
+def of_numpy() -> float:
+    half = np.float64(0.5)
+    return half + 1
 
 
 def test_of_what_is_raised_frames_and_what_they_called_are_noted() -> None:
