@@ -7,7 +7,7 @@ before it is right. Said of exact cases alone, and only where what is compared m
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
@@ -141,8 +141,8 @@ WEIGHT: Final = "the weight of each sample"
 
 
 def _trails(execution: Execution, answer: Answer, number: int, rank: int, wrong: Point) -> Iterator[tuple[str, Trail]]:
-    """(part, where its numbers were seen): of the quantity itself, "", of the norms that modules have, and of what
-    multiplies a gradient."""
+    """(part, where its numbers were seen): of the quantity itself, "", of the norms that parameters and modules have,
+    and of what multiplies a gradient."""
     if wrong.element is None or not execution.request.values:
         return
     for part, got, wanted in _numbers(answer, number, wrong):
@@ -159,10 +159,9 @@ def _numbers(answer: Answer, number: int, wrong: Point) -> Iterator[tuple[str, t
     else:
         yield "", _scaled(answer, got, wrong), _scaled(answer, wanted, wrong)
     if wrong.kind == "norms" and wrong.row >= 0 and answer.case.world_size == 1:  # else a rank may have its part alone
-        more = got * got - wanted * wanted
-        parts = _parts(step, wrong.row)
-        for name, part in parts.items():
-            if part + more > 0 and part != sum(parts.values()):  # else it is the whole
+        more, squares = got * got - wanted * wanted, _squares(step, wrong.row)
+        for name, part in _parts(squares).items():
+            if part + more > 0 and part != sum(squares.values()):  # else it is the whole
                 yield name, (Number(part + more, "the square of its part", 2.0**-40),), ()
     if wrong.kind in ("gradient", "local gradient") and wrong.times != 1.0:
         share = batches.share(answer.case, answer.arithmetic.averaging != "none")
@@ -180,13 +179,17 @@ def _scaled(answer: Answer, value: float, wrong: Point) -> tuple[Number, ...]:
     return tuple(Number(value * factor, of, 2.0**-50 if of else 0.0) for of, factor in times.items())
 
 
-def _parts(step: StepAnswer, row: int) -> dict[str, float]:
-    """Squared norms of one sample's gradient by module."""
-    found: dict[str, float] = {}
-    for name, gradient in step.gradients.items():
-        module = name.rpartition(".")[0]
-        found[module] = found.get(module, 0.0) + float(gradient[row].square().sum())
-    return found
+def _squares(step: StepAnswer, row: int) -> dict[str, float]:
+    """Squared norms of one sample's gradient by parameter."""
+    return {name: float(gradient[row].square().sum()) for name, gradient in step.gradients.items()}
+
+
+def _parts(squares: Mapping[str, float]) -> dict[str, float]:
+    """``squares``, and their sums by module that has several."""
+    modules: dict[str, list[float]] = {}
+    for name, square in squares.items():
+        modules.setdefault(name.rpartition(".")[0], []).append(square)
+    return {**squares, **{name: sum(own) for name, own in modules.items() if len(own) > 1}}
 
 
 def _place(points: Sequence[Point]) -> tuple[int, int]:

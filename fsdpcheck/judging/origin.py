@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 from typing import Final
 
 from fsdpcheck.case import Case, TrainingCase
@@ -21,14 +22,15 @@ from fsdpcheck.judging.run import Ran, Run
 from fsdpcheck.judging.where_seen import Trail
 
 _CASES: Final = 3
-"""Most cases that are looked at: the one shown, and of the others those of as many ranks, the shortest to describe."""
-_PART: Final = "the part of one module"
+"""Most cases that are looked at: the one shown, and of the others those most like it, the shortest to describe."""
+_PART: Final = "the part of one module or parameter"
 
 
 def of_cases(law: Law, run: Run, failing: Sequence[Case]) -> str:
     """In lines, for a finding; "" for nothing. ``failing``: cases that break the law alike, the one shown first."""
     found: list[Mapping[str, Trail]] = []
-    others = sorted(failing[1:], key=lambda case: (_ranks(case) != _ranks(failing[0]), len(case.describe())))
+    unlike = partial(_unlike, failing[0])
+    others = sorted(failing[1:], key=lambda case: (unlike(case), len(case.describe())))
     for number, case in enumerate((*failing[:1], *others[: _CASES - 1])):
         violation, execution = _judged(law, run, case)
         if violation is None or execution is None:
@@ -41,9 +43,13 @@ def of_cases(law: Law, run: Run, failing: Sequence[Case]) -> str:
     return _told(found)
 
 
-def _ranks(case: Case) -> int:
-    """Where there are several, a rank may have a part of a number alone, and what is wrong is seen behind a sum."""
-    return case.mesh.world_size if isinstance(case, TrainingCase) else 1
+def _unlike(shown: Case, other: Case) -> tuple[bool, ...]:
+    """Whether there are other ranks or micro-batches. Of several each has a part of a number alone, and what is wrong
+    is seen behind a sum."""
+    if not isinstance(shown, TrainingCase) or not isinstance(other, TrainingCase):
+        return ()
+    ranks, micro = other.world_size != shown.world_size, other.step.micro_batches != shown.step.micro_batches
+    return ranks, micro
 
 
 def _judged(law: Law, run: Run, case: Case) -> tuple[Violation | None, Execution | None]:
@@ -67,7 +73,7 @@ def _raised(execution: Execution) -> str:
 
 
 def _trails(run: Run, case: Case, violation: Violation, execution: Execution) -> Mapping[str, Trail]:
-    """By part of what is wrong; of parts that modules have, if there is but one."""
+    """By part of what is wrong; of parts that modules and parameters have, if there is but one."""
     found: dict[str, Trail] = {}
     if isinstance(case, TrainingCase) and not violation.despite:
         noting = replace(run, values=True, ran=Ran(), recalls=False)
@@ -76,9 +82,10 @@ def _trails(run: Run, case: Case, violation: Violation, execution: Execution) ->
     if not found and (sought := where_seen.of_violation(violation)) is not None:
         seen = where_seen.trail(execution, sought)
         return {} if seen is None else {"": seen}
-    modules = [part for part in found if part not in ("", first_wrong.WEIGHT)]
-    whole = {part: seen for part, seen in found.items() if part not in modules}
-    return {**whole, _PART: found[modules[0]]} if len(modules) == 1 else whole
+    parts = [part for part in found if part not in ("", first_wrong.WEIGHT)]
+    whole = {part: seen for part, seen in found.items() if part not in parts}
+    inner = [part for part in parts if not any(other.startswith(f"{part}.") for other in parts)]
+    return {**whole, _PART: found[inner[0]]} if len(inner) == 1 else whole
 
 
 def _told(found: Sequence[Mapping[str, Trail]]) -> str:

@@ -128,7 +128,7 @@ def test_numbers_of_a_violation(got: str, wanted: str, number: float | None) -> 
     assert found is None or (found.rank, found.step) == (2, 1)
 
 
-def test_cases_of_as_many_ranks_are_looked_at_before_others(
+def test_cases_of_as_many_ranks_and_micro_batches_are_looked_at_before_others(
     engine: SimulatedEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What one rank has whole, several have in parts, which have other numbers until they are summed."""
@@ -142,7 +142,10 @@ def test_cases_of_as_many_ranks_are_looked_at_before_others(
     long = replace(CASE, step=StepSpec("l1", steps=2, rebuilds=True))
     two = [replace(CASE, mesh=MeshSpec(2), seed=seed) for seed in (1, 2)]
     assert len(long.describe()) > len(two[0].describe())
-    failing = [CASE, *two, long, replace(long, seed=3)]
+    halves = replace(CASE, step=StepSpec("l1", micro_batches=2))
+    long = replace(long, step=replace(long.step, max_grad_norm=1.0))
+    assert len(long.describe()) > len(halves.describe())
+    failing = [CASE, *two, halves, long, replace(long, seed=3)]
     assert origin.of_cases(chapters()["clipping.norms"], Run(engine, "reference"), failing) == ""
     assert looked == [CASE, long, failing[-1]]
 
