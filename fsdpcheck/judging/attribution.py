@@ -38,11 +38,11 @@ class Evidence:
     drawn: dict[Case, bool] = field(default_factory=dict)
     """Case -> whether it failed."""
 
-    def cause(self, minimal: Causes | None, first_wrong: FirstWrong = NOT_KNOWN) -> str:
+    def cause(self, minimal: Causes | None, first_wrong: FirstWrong = NOT_KNOWN, freezes: bool = False) -> str:
         """The cause in the words of the minimal case; "" unless one or two causes fit all failing cases.
 
         ``first_wrong``: the quantity of the minimal case that is wrong first. That parameters did not move is no cause
-        of one before; behind a gradient that is missing that is why.
+        of one before; behind a gradient that is missing that is why. ``freezes``: whether that case has others frozen.
         """
         causes = common(minimal, self.causes)
         if first_wrong.quantity in ("", "updated"):
@@ -50,7 +50,9 @@ class Evidence:
         others = named([cause for cause in causes if cause.key != DID_NOT_MOVE])
         if others or first_wrong.quantity != "gradient" or not first_wrong.missing:
             return others
-        return "".join(f"{cause.text}, for there is no gradient" for cause in causes if cause.key == DID_NOT_MOVE)
+        as_if = ", as if it were frozen as others are" * freezes
+        still = (cause.text for cause in causes if cause.key == DID_NOT_MOVE)
+        return "".join(f"{text}{as_if}, for there is no gradient" for text in still)
 
     def when(self) -> str:
         """Which kind of case fails, with counts; "" if none is singled out beyond chance."""

@@ -111,7 +111,8 @@ class Counterexample:
             self.evidence.causes.append(first.causes)
         cause = self.memory or minimal.cause
         if not self.memory and (minimal.causes is not None or self._others_tell()):
-            cause = self.evidence.cause(minimal.causes, self.first_wrong)
+            freezes = "frozen" in self.smallest.requires()
+            cause = self.evidence.cause(minimal.causes, self.first_wrong, freezes)
         first_wrong, tried = self.first_wrong, self.tried
         return replace(
             self.finding,

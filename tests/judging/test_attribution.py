@@ -78,6 +78,9 @@ def test_that_a_parameter_did_not_move_is_no_cause_of_what_was_wrong_before() ->
     missing = FirstWrong(quantity="gradient", missing=True)
     assert Evidence().cause(causes, missing) == "the weight did not move, for there is no gradient"
     assert Evidence().cause([*causes, other], missing) == "the bias is left out"
+    frozen = "the weight did not move, as if it were frozen as others are, for there is no gradient"
+    assert Evidence().cause(causes, missing, freezes=True) == frozen
+    assert Evidence().cause(causes, FirstWrong(quantity="updated"), freezes=True) == "the weight did not move"
 
 
 @pytest.mark.parametrize(
