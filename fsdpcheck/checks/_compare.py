@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 
 from torch import Tensor
 
+from fsdpcheck.findings.cause import Cause, Causes
 from fsdpcheck.findings.violation import Diagnose, Violation
 from fsdpcheck.workload.clip_groups import INSTRUMENT
 
@@ -68,10 +70,22 @@ def require_same_form(what: str, got: Mapping[str, Tensor], wanted: Mapping[str,
     """Raise Violation unless both have the same names, and each tensor the same shape and dtype."""
     if got.keys() != wanted.keys():
         missing, extra = sorted(wanted.keys() - got.keys()), sorted(got.keys() - wanted.keys())
-        raise Violation(what, got=f"missing {missing}, extra {extra}", wanted=f"{sorted(wanted)}", where=where)
+        raise Violation(what, got=f"missing {missing}, extra {extra}", wanted=f"{sorted(wanted)}", where=where,
+                        cause=partial(_of_names, got, wanted))  # fmt: skip
     for name, value in wanted.items():
         if got[name].shape != value.shape or got[name].dtype != value.dtype:
             raise Violation(what, got=form(got[name]), wanted=form(value), where=f"{where}, {name}")
+
+
+def _of_names(got: Mapping[str, Tensor], wanted: Mapping[str, Tensor]) -> Causes:
+    """Whether each name too many has what another has."""
+    again = {
+        name: [other for other in wanted if alike(got.get(other), got[name])] for name in got if name not in wanted
+    }
+    if not again or not all(again.values()):
+        return []
+    told = "; ".join(f"{name} is {others[0]} once more" for name, others in sorted(again.items()))
+    return [Cause("named twice", f"{told}: a tied (shared) parameter stands under each of its names")]
 
 
 def require_equal_rows(
