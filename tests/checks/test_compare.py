@@ -9,14 +9,14 @@ from torch import Tensor
 from fsdpcheck.checks._compare import require_same_form
 from fsdpcheck.findings.violation import Violation
 
+TIED = "a tied (shared) parameter stands under each of its names"
 WEIGHT, OTHER = torch.tensor([1.0, 2.0]), torch.tensor([3.0, 2.0])
 
 
 @pytest.mark.parametrize(
     ("got", "wanted", "cause"),
     [
-        ({"a": WEIGHT, "b": WEIGHT.clone()}, {"a": OTHER}, "b is a once more: a tied (shared) parameter stands under each"
-         " of its names"),
+        ({"a": WEIGHT, "b": WEIGHT.clone()}, {"a": OTHER}, f"b is a once more: {TIED}"),
         ({"a": WEIGHT, "b": OTHER}, {"a": WEIGHT}, ""),
         ({"a": WEIGHT, "b": WEIGHT, "c": OTHER}, {"a": WEIGHT}, ""),
         ({"a": WEIGHT, "b": WEIGHT.double()}, {"a": WEIGHT}, ""),
