@@ -6,10 +6,9 @@ first wrong quantity of a step; where that is not known, the number that the law
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
-from functools import partial
 from typing import Final
 
 from fsdpcheck.case import Case, TrainingCase
@@ -22,15 +21,14 @@ from fsdpcheck.judging.run import Ran, Run
 from fsdpcheck.judging.where_seen import Trail
 
 _CASES: Final = 3
-"""Most cases that are looked at: the one shown, and of the others those most like it, the shortest to describe."""
+"""Most cases that are looked at: the one shown, and of the others those of as many ranks, the shortest to describe."""
 _PART: Final = "the part of one module or parameter"
 
 
 def of_cases(law: Law, run: Run, failing: Sequence[Case]) -> str:
     """In lines, for a finding; "" for nothing. ``failing``: cases that break the law alike, the one shown first."""
     found: list[Mapping[str, Trail]] = []
-    unlike = partial(_unlike, failing[0])
-    others = sorted(failing[1:], key=lambda case: (unlike(case), len(case.describe())))
+    others = sorted(failing[1:], key=lambda case: (_ranks(case) != _ranks(failing[0]), len(case.describe())))
     for number, case in enumerate((*failing[:1], *others[: _CASES - 1])):
         violation, execution = _judged(law, run, case)
         if violation is None or execution is None:
@@ -40,16 +38,35 @@ def of_cases(law: Law, run: Run, failing: Sequence[Case]) -> str:
                 return _raised(execution)
             continue
         found.append(_trails(run, case, violation, execution))
+    if found and first_wrong.WEIGHT in found[0] and _wrong(found, first_wrong.WEIGHT) is None:
+        found += _weights(law, run, others[_CASES - 1 :][:_CASES])
     return _told(found)
 
 
-def _unlike(shown: Case, other: Case) -> tuple[bool, ...]:
-    """Whether there are other ranks or micro-batches. Of several each has a part of a number alone, and what is wrong
-    is seen behind a sum."""
-    if not isinstance(shown, TrainingCase) or not isinstance(other, TrainingCase):
-        return ()
-    ranks, micro = other.world_size != shown.world_size, other.step.micro_batches != shown.step.micro_batches
-    return ranks, micro
+def _weights(law: Law, run: Run, cases: Sequence[Case]) -> Iterator[Mapping[str, Trail]]:
+    """Of further cases what a gradient is multiplied by alone: a number such as 1/2 tells something where others have
+    another one, and it is whole on each rank."""
+    for case in cases:
+        violation, execution = _judged(law, run, case)
+        if violation is not None and execution is not None and execution.failure is None:
+            trails = _trails(run, case, violation, execution)
+            yield {part: trail for part, trail in trails.items() if part == first_wrong.WEIGHT}
+
+
+def _common(found: Sequence[Mapping[str, Trail]], part: str) -> Trail | None:
+    """What the cases that have the part have in common."""
+    return where_seen.common([trails[part] for trails in found if part in trails])
+
+
+def _wrong(found: Sequence[Mapping[str, Trail]], part: str) -> Trail | None:
+    """The same, where that says where it is wrong first."""
+    trail = _common(found, part)
+    return trail if trail is not None and trail.wrong else None
+
+
+def _ranks(case: Case) -> int:
+    """Where there are several, a rank may have a part of a number alone, and what is wrong is seen behind a sum."""
+    return case.mesh.world_size if isinstance(case, TrainingCase) else 1
 
 
 def _judged(law: Law, run: Run, case: Case) -> tuple[Violation | None, Execution | None]:
@@ -90,13 +107,8 @@ def _trails(run: Run, case: Case, violation: Violation, execution: Execution) ->
 
 def _told(found: Sequence[Mapping[str, Trail]]) -> str:
     """What the cases have in common: of the part, if one is known, and else of the whole."""
-    common = {
-        part: where_seen.common([trails[part] for trails in found if part in trails])
-        for part in (_PART, first_wrong.WEIGHT, "")
-    }
     for part in (_PART, first_wrong.WEIGHT):
-        trail = common[part]
-        if trail is not None and trail.wrong:
+        if (trail := _wrong(found, part)) is not None:
             return f"{part}:\n{where_seen.in_words(trail)}"
-    trail = common[""]
-    return "" if trail is None else where_seen.in_words(trail)
+    whole = _common(found, "")
+    return "" if whole is None else where_seen.in_words(whole)

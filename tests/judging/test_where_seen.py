@@ -13,6 +13,7 @@ from fsdpcheck.execution import Execution, RankResult, RunRequest
 from fsdpcheck.execution.values import OUTSIDE, Value
 from fsdpcheck.findings.violation import Violation
 from fsdpcheck.judging import origin
+from fsdpcheck.judging.first_wrong import WEIGHT
 from fsdpcheck.judging.law import Law
 from fsdpcheck.judging.registry import chapters
 from fsdpcheck.judging.run import Run
@@ -128,7 +129,7 @@ def test_numbers_of_a_violation(got: str, wanted: str, number: float | None) -> 
     assert found is None or (found.rank, found.step) == (2, 1)
 
 
-def test_cases_of_as_many_ranks_and_micro_batches_are_looked_at_before_others(
+def test_cases_of_as_many_ranks_are_looked_at_before_others(
     engine: SimulatedEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What one rank has whole, several have in parts, which have other numbers until they are summed."""
@@ -142,12 +143,29 @@ def test_cases_of_as_many_ranks_and_micro_batches_are_looked_at_before_others(
     long = replace(CASE, step=StepSpec("l1", steps=2, rebuilds=True))
     two = [replace(CASE, mesh=MeshSpec(2), seed=seed) for seed in (1, 2)]
     assert len(long.describe()) > len(two[0].describe())
-    halves = replace(CASE, step=StepSpec("l1", micro_batches=2))
-    long = replace(long, step=replace(long.step, max_grad_norm=1.0))
-    assert len(long.describe()) > len(halves.describe())
-    failing = [CASE, *two, halves, long, replace(long, seed=3)]
+    failing = [CASE, *two, long, replace(long, seed=3)]
     assert origin.of_cases(chapters()["clipping.norms"], Run(engine, "reference"), failing) == ""
     assert looked == [CASE, long, failing[-1]]
+
+
+def test_what_a_gradient_is_multiplied_by_is_looked_for_in_further_cases(
+    engine: SimulatedEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Half of it is ordinary, unless another case has a third of it in the same function."""
+
+    def of(number: float) -> dict[str, Trail]:
+        found = trail(execution(value("shares", number)), Sought(0, 0, (Number(number),), ()))
+        assert found is not None
+        return {WEIGHT: found, "": found}
+
+    failing = [CASE, *(replace(CASE, seed=seed) for seed in (1, 2, 3, 4))]
+    weights = {CASE: of(0.5), failing[3]: of(1 / 3)}
+    broken = Violation("wrong", got="1", wanted="2", where="step 0, rank 0")
+    monkeypatch.setattr(origin, "_judged", lambda law, run, case: (broken, execution()))
+    monkeypatch.setattr(origin, "_trails", lambda run, case, violation, ran: weights.get(case, {}))
+    told = origin.of_cases(chapters()["clipping.norms"], Run(engine, "reference"), failing)
+    assert told.startswith("the weight of each sample:\nthe value that it has is first seen at /lib/shares.py:7")
+    assert origin.of_cases(chapters()["clipping.norms"], Run(engine, "reference"), failing[:3]) == ""
 
 
 def test_the_function_that_forms_a_wrong_norm_is_told(engine: SimulatedEngine) -> None:
