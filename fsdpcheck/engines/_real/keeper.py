@@ -26,7 +26,7 @@ from fsdpcheck.engines._real.transport import LocalLink
 from fsdpcheck.processes import leftovers
 from fsdpcheck.processes.limit import LOOK_SECONDS
 
-_POLL_SECONDS: Final = 0.002
+_POLL_SECONDS: Final = 0.005
 """How often the keeper looks at the rows of workers that it tells another node of; no verdict depends on it."""
 GRACE_SECONDS: Final = 20.0
 """How long a keeper that torchrun told to end waits for the driver, which tells what was found; torchrun waits 30 s."""

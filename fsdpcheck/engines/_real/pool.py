@@ -25,7 +25,7 @@ from fsdpcheck.errors import FsdpcheckError, excerpt
 from fsdpcheck.execution import RunRequest
 from fsdpcheck.processes import leftovers, messages
 
-_POLL_SECONDS = 0.002
+_POLL_SECONDS = 0.005
 """How often the driver looks at the table while it waits for replies; no verdict depends on it."""
 
 

@@ -22,7 +22,7 @@ from fsdpcheck.processes import messages
 _PIECE: Final = 1 << 22
 """Bytes of the largest value that is set at once: TCPStore (libuv) ends a connection that sends more than 8 MiB."""
 
-_LOOK_SECONDS: Final = 0.001
+_LOOK_SECONDS: Final = 0.004
 """From one look for news to the next: several ask for it at a time."""
 
 
