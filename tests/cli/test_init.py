@@ -10,7 +10,10 @@ import pytest
 from tests.common.commands import run
 
 NIGHTLY = ("ddp", "fsdp1", "private", "step")
-LAWS = {"private": "training.private-clipped,noise.scale"}
+LAWS = {
+    "private": "training.private-clipped,noise.scale",
+    "fsdp2": "training.plain,global-norm.update,shards.cover",
+}
 
 
 @pytest.mark.parametrize("kind", ["fsdp2", *(pytest.param(kind, marks=pytest.mark.nightly) for kind in NIGHTLY)])
@@ -32,6 +35,7 @@ BUGS = (
     ("step", "            parameter.grad /= self.setup.world_size\n", "", "training.plain"),
     ("private", ", max=1.0)", ")", "training.private-clipped"),
     ("private", "manual_seed(setup.seed)", "manual_seed(setup.seed + setup.rank)", "noise.scale"),
+    ("fsdp2", ', "dp_shard")', ")", "shards.cover"),
     ("fsdp1", "return self.model.clip_grad_norm_(", "return super().clip(", "global-norm.update"),
 )
 
