@@ -15,7 +15,7 @@ from torch import Tensor
 
 from fsdpcheck.case import KernelCase, KernelSpec
 from fsdpcheck.diagnosis import bits
-from fsdpcheck.findings.cause import WEAK, Cause, Causes
+from fsdpcheck.findings.cause import EXACT, WEAK, Cause, Causes
 from fsdpcheck.program import kernel_data
 
 _FLOAT32: Final = 24
@@ -65,11 +65,9 @@ def _of_beginnings(spec: KernelSpec, seed: int, sample: int, got: float, bound: 
     }
     for noun, squared in beginnings.items():
         kept = _fits(squared, got, bound)
-        if kept and got:
+        if kept:
             text = f"it is the norm of the first {kept} of {len(squared)} {noun}: the tile at the end is left out"
-            yield Cause(f"first {noun}", text)
-        elif kept:  # nothing of anything gives 0
-            yield Cause(f"first {noun}", f"the last {noun} do not count", WEAK)
+            yield Cause(f"first {noun}", text, EXACT if got else WEAK)  # 0 is that of nothing, whatever is left out
 
 
 def _fits(squared: Tensor, got: float, bound: float) -> int:

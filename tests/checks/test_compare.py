@@ -1,4 +1,4 @@
-"""Tensors by name that have other names than they should: a tied parameter under each of its names is told."""
+"""Tensors by name that have other names than they should: a tied parameter under each of its names is named."""
 
 from __future__ import annotations
 
