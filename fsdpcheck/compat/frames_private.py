@@ -5,9 +5,9 @@ Tried: 2.13.0 unless a line says otherwise.
 
 from __future__ import annotations
 
-import importlib.util
 import os
 import sys
+from importlib.machinery import PathFinder
 from pathlib import Path
 from types import CodeType, FrameType
 from typing import Any, cast
@@ -75,9 +75,9 @@ _OURS = str(Path(__file__).parent.parent) + os.sep
 
 
 _TRITON = tuple(
-    folder + os.sep for folder in getattr(importlib.util.find_spec("triton"), "submodule_search_locations", None) or ()
+    folder + os.sep for folder in getattr(PathFinder.find_spec("triton"), "submodule_search_locations", None) or ()
 )
-"""Its own folder, for its interpreter runs kernels; it is not imported for that."""
+"""Its own folder, for its interpreter runs kernels; found on the path, for a stub in its place has no spec."""
 
 
 _STANDARD = str(Path(os.__file__).parent) + os.sep

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import subprocess
 import sys
+from importlib.machinery import PathFinder
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -10,6 +13,7 @@ import torch
 from torch import Tensor
 
 from fsdpcheck.case import BatchLayout, LayerSpec, MeshSpec, ModelSpec, StepSpec, TrainingCase
+from fsdpcheck.compat import frames_private
 from fsdpcheck.engines._simulated.in_process import InProcessEngine
 from fsdpcheck.execution import RankResult, RunRequest
 from fsdpcheck.execution.values import OUTSIDE
@@ -96,3 +100,15 @@ def test_a_run_gives_the_same_with_values_noted_and_knows_its_steps() -> None:
         assert not one.values
         assert {value.step for value in other.values} == {OUTSIDE, 0, 1}
         assert any(value.function.endswith("Trainer.scale") for value in other.values)
+
+
+def test_triton_is_no_implementation_and_may_be_a_stub() -> None:
+    """A module made by hand has no spec, and to ask for it raises ValueError."""
+    code = (
+        "import sys, types; sys.modules['triton'] = types.ModuleType('triton'); import fsdpcheck.compat.frames_private"
+    )
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+    if (found := PathFinder.find_spec("triton")) is None or found.origin is None:
+        pytest.skip("needs triton (Linux): pip install 'fsdpcheck[kernels]'")
+    assert frames_private.is_plumbing(str(Path(found.origin).parent / "runtime" / "interpreter.py"))
+    assert not frames_private.is_plumbing(str(Path(__file__).parent / "triton" / "kernels.py"))
