@@ -73,8 +73,11 @@ class ProcessesEngine(hosts.Hosted):
         return execution
 
     def settle(self) -> tuple[str, ...]:
-        """Each run compares all: nothing is left."""
-        return ()
+        """See engines/base.py."""
+        left = tuple(told for pool in self._pools.values() for told in pool.settle())
+        for world_size in [size for size, pool in self._pools.items() if pool.spent]:
+            self._discard(world_size)
+        return left
 
     def close(self) -> None:
         for world_size in list(self._pools):

@@ -182,8 +182,11 @@ class TorchrunEngine(hosts.Hosted):
         return execution
 
     def settle(self) -> tuple[str, ...]:
-        """Each run compares all: nothing is left."""
-        return ()
+        """See engines/base.py."""
+        left = tuple(told for pool in self._pools.values() for told in pool.settle())
+        for size in [size for size, pool in self._pools.items() if pool.spent]:
+            self._discard(size)
+        return left
 
     def close(self) -> None:
         """End the workers."""

@@ -105,11 +105,11 @@ def undisturbed(is_so: bool = True) -> Iterator[None]:
 
 
 def settled() -> tuple[str, ...]:
-    """Put back what runs have left changed and did not compare, and say it; nothing where runs compare all."""
+    """Put back what runs have left changed and did not compare, and say what; nothing where runs compare all."""
     watched = state()
     found = watched.names.changes() if watched.undisturbed else []
     put_back(reversed(found))
-    return tuple(f"a rank left {change.told()}" for change in found)
+    return tuple(change.told() for change in found)
 
 
 def put_back(changes: Iterable[Change]) -> list[Change]:
@@ -203,9 +203,22 @@ class Kept:
         return frozenset(having) if len(having) == 1 else frozenset()
 
 
-def sentences(left: Mapping[str, Ranks], world_size: int) -> tuple[str, ...]:
+def sentences(left: Mapping[str, Ranks], world_size: int = 0) -> tuple[str, ...]:
     """What was left, a sentence each: "rank 1 left torch.is_anomaly_enabled() on"."""
     return tuple(f"{_who(ranks, world_size)} left {what}" for what, ranks in left.items())
+
+
+def of_each(left: Mapping[int, Iterable[str]]) -> dict[str, Ranks]:
+    """The ranks that left it, for all that each rank left of a process of its own."""
+    found: dict[str, Ranks] = {}
+    for rank, those in sorted(left.items()):
+        found.update({what: found.get(what, frozenset()) | {rank} for what in those})
+    return found
+
+
+def of_nobody(left: Iterable[str]) -> dict[str, Ranks]:
+    """The same of what ranks left of a process that they share."""
+    return dict.fromkeys(left, frozenset())
 
 
 def _who(ranks: Ranks, world_size: int) -> str:

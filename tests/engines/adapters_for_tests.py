@@ -331,6 +331,13 @@ def tells_marks(rank: int) -> None:
 
 
 @AveragingAdapter
+def replaces_a_name(rank: int) -> None:
+    """Has a name of torch that no judge computes with stand for something else."""
+    if rank == WRONG_RANK:
+        torch.utils.checkpoint.checkpoint = print
+
+
+@AveragingAdapter
 def keeps_the_machine(rank: int) -> None:
     """One rank never lets Python run again; not even a thread of its own could tell where it is."""
     if rank == WRONG_RANK:

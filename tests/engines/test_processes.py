@@ -67,6 +67,18 @@ def test_what_a_rank_leaves_changed_of_its_process_is_named_and_put_back(engine:
     assert (execution.failure, execution.left, pids(engine)) == (None, (), workers)
 
 
+def test_what_runs_leave_and_do_not_compare_is_told_between_them_and_put_back(engine: ProcessesEngine) -> None:
+    """Names that no judge computes with: comparing them had been half of what a small run costs."""
+    assert engine.run(request_for("replaces_a_name")).left == ()
+    assert engine.settle() == ("rank 1 left torch.utils.checkpoint.checkpoint replaced by builtins.print",)
+    assert engine.settle() == ()
+    os.kill(pids(engine)[0], 9)
+    (told,) = engine.settle()
+    assert told.startswith("rank 0 left a process that ended between two runs")
+    assert engine.settle() == ()
+    assert engine.run(request_for("honest")).failure is None
+
+
 @pytest.mark.parametrize(
     ("attribute", "kind", "words"),
     [

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import faulthandler
+import itertools
 import os
 import signal
-import sys
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from multiprocessing.connection import Connection
@@ -21,6 +21,7 @@ from fsdpcheck.engines._common.metal import GLOO, Metal
 from fsdpcheck.engines._real import backends
 from fsdpcheck.engines._real.groups import World
 from fsdpcheck.engines._real.shared_table import Row
+from fsdpcheck.engines._simulated.questions import Settle
 from fsdpcheck.errors import AdapterError, NotPlain
 from fsdpcheck.execution import Failure, RankResult, RunRequest, deadlock
 from fsdpcheck.execution.outcomes import adapter_failure, ending
@@ -94,7 +95,6 @@ def serve(place: Place, pipe: Connection) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the driver's to handle: it ends its workers itself
     fork_server.follow_parent_into_death(place.folder)
     _keep_own_stderr(place)
-    loaded: provenance.Loaded | None = None
     with place.stack.open("w") as stack_file:
         faulthandler.register(STACK_SIGNAL, stack_file, all_threads=False)
         store = c10d.TCPStore(place.host, place.port, is_master=False)
@@ -104,12 +104,23 @@ def serve(place: Place, pipe: Connection) -> None:
             torch.cuda.set_device(device)
         world = World(place.rank, place.world_size, store, row, backends.connecting(place.metal, device, place.address))
         pipe.send_bytes(b"ready")
-        for run in range(1, sys.maxsize):
-            request = messages.loads(pipe.recv_bytes())
-            loaded = loaded or provenance.Loaded([request.adapter, *request.installs])
-            reply = follow(request, run, world, device)
-            reply.files, reply.packages = loaded.files(), loaded.packages()
-            pipe.send_bytes(_sent(reply))
+        with process_state.undisturbed():
+            _answer(pipe, world, device)
+
+
+def _answer(pipe: Connection, world: World, device: torch.device) -> None:
+    """Answer each request with a Reply, and each Settle with what was left that no run has compared."""
+    loaded: provenance.Loaded | None = None
+    runs = itertools.count(1)
+    while True:
+        message = messages.loads(pipe.recv_bytes())
+        if isinstance(message, Settle):
+            pipe.send_bytes(messages.dumps(process_state.settled()))
+            continue
+        loaded = loaded or provenance.Loaded([message.adapter, *message.installs])
+        reply = follow(message, next(runs), world, device)
+        reply.files, reply.packages = loaded.files(), loaded.packages()
+        pipe.send_bytes(_sent(reply))
 
 
 def _sent(reply: Reply) -> bytes:

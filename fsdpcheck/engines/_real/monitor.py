@@ -75,9 +75,7 @@ class _Watch:
         return any(reply.spent for reply in self.replies.values())
 
     def _left(self) -> tuple[str, ...]:
-        left: dict[str, frozenset[int]] = {}
-        for rank, reply in sorted(self.replies.items()):
-            left.update({what: left.get(what, frozenset()) | {rank} for what in reply.left})
+        left = process_state.of_each({rank: reply.left for rank, reply in self.replies.items()})
         imported = dict.fromkeys(said for reply in self.replies.values() for said in reply.imported)
         return (*process_state.sentences(left, len(self._ranks)), *imported)
 

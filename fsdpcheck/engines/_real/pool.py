@@ -9,18 +9,20 @@ from __future__ import annotations
 import os
 import shutil
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from multiprocessing import connection
 from pathlib import Path
 
 import torch._C._distributed_c10d as c10d
 
+from fsdpcheck import process_state
 from fsdpcheck.engines._real import shared_table
 from fsdpcheck.engines._real import stacks as _stacks
 from fsdpcheck.engines._real.follower import Place, Reply
 from fsdpcheck.engines._real.launch import LOOPBACK
 from fsdpcheck.engines._real.remote_workers import FarLink, RowsOfNodes
 from fsdpcheck.engines._real.transport import Link
+from fsdpcheck.engines._simulated.questions import Settle
 from fsdpcheck.errors import FsdpcheckError, excerpt
 from fsdpcheck.execution import RunRequest
 from fsdpcheck.processes import leftovers, messages
@@ -62,9 +64,22 @@ class Pool:
     def send(self, request: RunRequest) -> None:
         """Give every worker its next request."""
         self._runs += 1
-        payload = messages.dumps(request)
-        for link in self.links:
-            link.send(payload)
+        self._tell(request)
+
+    def settle(self) -> tuple[str, ...]:
+        """What ranks have left changed that no run has compared, a sentence each; put back. To be called between runs.
+
+        A worker that ends instead is said too, and makes the pool ``spent``.
+        """
+        self._tell(Settle())
+        left, ended = dict[int, tuple[str, ...]](), list[str]()
+        for rank, payload in self._next_of_each():
+            if payload is None:
+                ended.append(f"rank {rank} left a process that ended between two runs: {self.last_words(rank)}")
+                self.spent = True
+            else:
+                left[rank] = messages.loads(payload)
+        return (*process_state.sentences(process_state.of_each(left), self.world_size), *ended)
 
     def collect(self, rank: int) -> Reply | None:
         """The reply of a rank, if it has sent one."""
@@ -94,16 +109,28 @@ class Pool:
             link.end()
         shutil.rmtree(self.folder, ignore_errors=True)
 
+    def _tell(self, message: RunRequest | Settle) -> None:
+        payload = messages.dumps(message)
+        for link in self.links:
+            link.send(payload)
+
     def _await_ready(self) -> None:
         """Wait for all: none of them is ready before all have come, so whoever died is not waited for."""
+        for rank, payload in self._next_of_each():
+            if payload is None:
+                code, words = self.links[rank].exit_code(), self.last_words(rank)
+                raise FsdpcheckError(f"the worker of rank {rank} ended with {code} before its first run\n{words}")
+
+    def _next_of_each(self) -> Iterator[tuple[int, bytes | None]]:
+        """What each rank sends next, as it comes; None of one that has ended instead."""
         waiting = set(range(self.world_size))
         while waiting:
             self.wait()
-            waiting -= {rank for rank in waiting if self.links[rank].receive() is not None}
             for rank in sorted(waiting):
-                if (code := self.links[rank].exit_code()) is not None:
-                    words = self.last_words(rank)
-                    raise FsdpcheckError(f"the worker of rank {rank} ended with {code} before its first run\n{words}")
+                ended = self.links[rank].exit_code() is not None  # before what it sent: of one that ended, that is all
+                if (payload := self.links[rank].receive()) is not None or ended:
+                    waiting.discard(rank)
+                    yield rank, payload
 
 
 def end_of(path: Path) -> str:

@@ -51,7 +51,6 @@ class _Service:
         self._loaded: provenance.Loaded | None = None
         self._covered: Covered | None = None
         self._engines: dict[Settings, InProcessEngine] = {}
-        self._prepared: set[tuple[str, ...]] = set()
         self._stack = ExitStack()
         self._stack.enter_context(process_state.undisturbed())
 
@@ -74,7 +73,7 @@ class _Service:
             case Read(reference, folder, case):
                 return messages.dumps(checkpoints.read(reference, folder, case))
             case Settle():
-                return messages.dumps(process_state.settled())
+                return messages.dumps(process_state.sentences(process_state.of_nobody(process_state.settled())))
             case Cover(folder, reference, law):
                 self._covered = self._covered or Covered(folder, reference)
                 self._covered.counts_for(law)
@@ -93,10 +92,7 @@ class _Service:
 
     def _simulated(self, request: RunRequest, settings: Settings) -> bytes:
         loaded = self._sources(*imports.references(request), *request.installs)
-        if (references := imports.references(request)) not in self._prepared:
-            with process_state.undisturbed(False):
-                imports.patches(request)
-            self._prepared.add(references)
+        imports.patches(request)
         engine = self._engines.get(settings)
         if engine is None:
             engine = self._engines[settings] = InProcessEngine(
