@@ -76,7 +76,7 @@ STUDIES: Final[dict[str, tuple[str, str, str]]] = {
     "controls": (
         "controls",
         "lines",
-        "[FILE [GLOB]] [--shard K/N]: right variants that look suspicious; each finding is a false alarm",
+        "[FILE [GLOB [SEED ...]]] [--shard K/N]: right variants that look suspicious; each finding is a false alarm",
     ),
     "implementations": (
         "implementations",

@@ -1,9 +1,9 @@
 """Controls (tests/controls): variants that look suspicious and are right. Each finding is a false alarm.
 
-``python -m benchmarks controls [FILE [GLOB]] [--shard K/N]``: the laws that a control names and its adapter promises,
-in the quick profile. A row a control and law is kept in FILE (JSON lines; by default the project's record,
-benchmarks/controls.jsonl; "-" for none) with the commit; what it holds is not run again. At the end the sums: of FILE,
-and of what the nights have judged.
+``python -m benchmarks controls [FILE [GLOB [SEED ...]]] [--shard K/N]``: the laws that a control names and its adapter
+promises, in the quick profile, on the cases of each seed (0). A row a control, law and seed is kept in FILE (JSONL;
+by default the project's record, benchmarks/controls.jsonl; "-" for none) with the commit; what it holds is not run
+again. At the end the sums: of FILE, and of what the nights have judged.
 """
 
 from __future__ import annotations
@@ -29,17 +29,17 @@ from tests.controls.variants import ALL, Control
 RECORD: Final = Path(__file__).parent / "controls.jsonl"
 
 
-def lines(file: str = str(RECORD), pattern: str = "*", shard: tuple[int, int] = (1, 1)) -> Iterator[str]:
-    """A line for each pair of control and law as it is done, then how many cases all rows have, and the reports."""
-    kept = Kept(os.devnull if file == "-" else file, "control", "law")
-    pairs = [(one, law) for one in ALL.values() if fnmatchcase(one.name, pattern) for law in laws_of(one)]
+def lines(file: str = str(RECORD), pattern: str = "*", *seeds: int, shard: tuple[int, int] = (1, 1)) -> Iterator[str]:
+    """A line for each control, law and seed as it is done, then how many cases all rows have, and the reports."""
+    kept = Kept(os.devnull if file == "-" else file, "control", "law", "seed")
+    named = [one for one in ALL.values() if fnmatchcase(one.name, pattern)]
+    asked = [(one, law, seed) for seed in seeds or (0,) for one in named for law in laws_of(one)]
     engine = SimulatedEngine()
     try:
-        for control, law in pairs[shard[0] - 1 :: shard[1]]:
-            if (control.name, law.name) not in kept:
-                kept.add(
-                    {"control": control.name, "law": law.name, "commit": revision(), **judged(engine, control, law)}
-                )
+        for control, law, seed in asked[shard[0] - 1 :: shard[1]]:
+            if (control.name, law.name, seed) not in kept:
+                row = {"control": control.name, "law": law.name, "seed": seed, "commit": revision()}
+                kept.add({**row, **judged(engine, control, law, seed=seed)})
                 yield told(kept.rows[-1])
     finally:
         engine.close()
@@ -54,11 +54,13 @@ def laws_of(control: Control) -> list[Law]:
     return [law for law in named if not (law.file or law.on_real_ranks or law.not_promised(features))]
 
 
-def judged(engine: SimulatedEngine, control: Control, law: Law, most: int | None = None) -> dict[str, Any]:
+def judged(
+    engine: SimulatedEngine, control: Control, law: Law, most: int | None = None, seed: int = 0
+) -> dict[str, Any]:
     """What came of one law: status, cases, hits of the altered line, and what was reported."""
     run = Run(engine, control.adapter, installs=(f"tests.controls.variants:{control.name}",))
     started = time.monotonic()
-    verdict = check_law(law, run, most=most, shrink=False)
+    verdict = check_law(law, run, most=most, seed=seed, shrink=False)
     found = verdict.finding
     told = (
         "" if found is None else f"{found.what}; got {found.got}; wanted {found.wanted}; {found.where}; {found.token}"

@@ -72,19 +72,8 @@ def session(planted: Sequence[str], profile: str, *laws: str) -> list[Finding]:
     with tempfile.TemporaryDirectory(prefix="fsdpcheck-roots-") as scratch:
         file = Path(scratch) / "report.json"
         chosen = [word for law in laws for word in ("--law", law)]
-        asked = (
-            "run",
-            "--adapter",
-            "reference",
-            *installs,
-            *chosen,
-            "--profile",
-            profile,
-            "--no-confirm",
-            "--json",
-            str(file),
-        )
-        command = (sys.executable, "-m", "fsdpcheck", *asked, "--no-confirm", "--json", str(file))
+        asked = ("--adapter", "reference", *installs, *chosen, "--profile", profile, "--no-confirm")
+        command = (sys.executable, "-m", "fsdpcheck", "run", *asked, "--json", str(file))
         ran = subprocess.run(command, capture_output=True, text=True, check=False)
         if not file.exists():
             raise RuntimeError(f"exit code {ran.returncode}: {ran.stderr[-2000:]}")
