@@ -24,12 +24,13 @@ _LONG = (
     *("samplers.poisson-room", "samplers.poisson-law", "kernels.order", "privacy.canary"),
     *("features.prefetch", "features.no-gather", "features.private-compiled", "features.compiled"),
     *("noise.padding", "noise.scale", "privacy.replayed", "clipping.one-row", "precision.tf32-norms"),
+    *("noise.independent", "kernels.definition", "privacy.accounted", "training.steps-counted"),
 )
 """Laws whose few cases take seconds; the main job has them."""
 _BY_DAY = {
     "reference_fsdp2": (
         *("training.plain", "training.gradients", "training.private-clipped", "collectives.plain", "shards."),
-        *("features.ignored", "features.broadcast", "state.resharded", "lifecycle.memory"),
+        *("features.ignored", "features.broadcast", "lifecycle.memory"),
         *("lifecycle.parameter-hooks", "norms.one-axis", "privacy.ignored"),
     ),
     "fully_shard": (
