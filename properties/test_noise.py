@@ -18,7 +18,8 @@ from fsdpcheck.judging.run import Run
 from fsdpcheck.program import probes
 from fsdpcheck.strategies import PRIVATE_EXACT, BuiltSpace, metamorphic
 
-_WIDE = PRIVATE_EXACT.without("float32")
+_NOISY = PRIVATE_EXACT.but(adjusted=("secure at times",))
+_WIDE = _NOISY.without("float32")
 """In float64, where a sum shows at least 40 bits of the noise in it."""
 _LARGE = BuiltSpace(build=large, words="parameters of all sizes, whose noise needs no other run", user_models="never")
 
@@ -31,7 +32,7 @@ def _same(pair: metamorphic.Pair, run: Run, what: str) -> None:
 @law(
     "noise.world",
     promise="noise-of-seed",
-    space=PRIVATE_EXACT.but(must_occur=("several ranks", "hsdp")),
+    space=_NOISY.but(must_occur=("several ranks", "hsdp", "secure-noise")),
     observe=("grads",),
     takes=2,
 )
@@ -48,7 +49,7 @@ def test_noise_is_the_same_on_any_number_of_ranks(case: TrainingCase, run: Run) 
 @law(
     "noise.micro-batches",
     promise="noise-of-seed",
-    space=PRIVATE_EXACT.but(must_occur=("distributed batch on several ranks",)),
+    space=_NOISY.but(must_occur=("distributed batch on several ranks",)),
     observe=("grads",),
     needs_traits=("micro-batches",),
 )
@@ -65,7 +66,7 @@ def test_noise_is_added_once_however_many_micro_batches(case: TrainingCase, run:
 @law(
     "noise.once",
     promise="noise",
-    space=_WIDE.but(must_occur=("several ranks", "several units", "frozen")),
+    space=_WIDE.but(must_occur=("several ranks", "several units", "frozen", "secure-noise")),
     observe=("grads",),
     needs_traits=("project",),
 )
@@ -105,7 +106,7 @@ def test_a_parameter_that_is_not_sharded_has_noise_of_its_own(case: TrainingCase
 @law(
     "noise.padding",
     promise="noise",
-    space=PRIVATE_EXACT.but(ranks=2, must_occur=("several units",)),
+    space=_NOISY.but(ranks=2, must_occur=("several units",)),
     observe=("shards",),
 )
 def test_padding_has_no_noise(case: TrainingCase, run: Run) -> None:
@@ -121,7 +122,7 @@ def test_padding_has_no_noise(case: TrainingCase, run: Run) -> None:
 @law(
     "noise.scale",
     promise="noise",
-    space=_LARGE.but(must_occur=("several ranks",)),
+    space=_LARGE.but(must_occur=("several ranks", "secure-noise")),
     observe=("grads",),
 )
 def test_the_noise_has_the_scale_that_was_asked_for(case: TrainingCase, run: Run) -> None:
@@ -140,7 +141,7 @@ def test_the_noise_has_the_scale_that_was_asked_for(case: TrainingCase, run: Run
 @law(
     "noise.independent",
     promise="noise",
-    space=_LARGE.but(must_occur=("several ranks",)),
+    space=_LARGE.but(must_occur=("several ranks", "secure-noise")),
     observe=("grads",),
 )
 def test_no_noise_tells_of_other_noise(case: TrainingCase, run: Run) -> None:

@@ -35,6 +35,7 @@ _LATER: dict[str, dict[str, Any]] = {
         "thaws": False,
         "refreezes": False,
         "unequal": False,
+        "secure_noise": False,
     },
     "OptimizerSpec": {"groups": "one"},
     "Arithmetic": {"compute": "dtype", "world_factors": 1},

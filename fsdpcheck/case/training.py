@@ -141,6 +141,7 @@ class StepSpec:
     ``max_grad_norm`` clips the *global* gradient norm of plain training (None: no clipping).
     ``sync_every`` reduces gradients after every micro-batch; otherwise only after the last (no_sync).
     ``noise_multiplier``: standard deviation of the noise over C, for a private step (0: none; the oracle adds none).
+    ``secure_noise``: that noise is drawn by the generator that the implementation calls cryptographically secure.
     ``resume``: between steps the optimizer's state is dropped and comes back from its own ``state_dict``.
     ``evaluates``: before each step every rank runs the model on its first micro-batch, in eval mode, under that context
     of torch; a new trainer once more, before it loads what was saved.
@@ -172,6 +173,7 @@ class StepSpec:
     thaws: bool = False
     refreezes: bool = False
     unequal: bool = False
+    secure_noise: bool = False
 
     @property
     def private(self) -> bool:

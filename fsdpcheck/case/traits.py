@@ -162,5 +162,6 @@ def _step_traits(case: TrainingCase) -> Iterator[Trait]:
         "thawed": step.thaws,
         "frozen-again": step.refreezes,
         "unequal-micro-batches": step.unequal,
+        "secure-noise": step.secure_noise,
     }
     yield from (trait for trait, holds in facts.items() if holds)

@@ -241,6 +241,8 @@ def _validate_step(case: TrainingCase) -> None:
         _validate_mean(case)
     if step.noise_multiplier and not step.private:
         refuse("step.noise_multiplier", step.noise_multiplier, "0.0 without per-sample clipping", "clip, or add none")
+    if step.secure_noise and not step.private:
+        refuse("step.secure_noise", True, "False without per-sample clipping", "clip, or add none")
     if step.private and step.max_grad_norm is not None:
         refuse("step.max_grad_norm", step.max_grad_norm, "None with per-sample clipping", "clip one way")
     if step.thaws and (step.private or step.steps == 1 or case.model.own is not None):

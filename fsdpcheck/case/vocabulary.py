@@ -18,6 +18,7 @@ Trait = Literal[
     "tied-apart", "thawed", "frozen-again", "spelled-out-private", "unequal-micro-batches", "matrix-optimizer",
     "unit-groups",
     "several-heads-private", "same-padding-private", "mean-bags-private", "dropped", "dropped-private",
+    "secure-noise",
 ]  # fmt: skip
 """A key of TRAITS; ``Case.requires()`` gives a case's set, and ``Features.accepts`` must cover it."""
 
@@ -130,5 +131,6 @@ TRAITS: Final[Mapping[Trait, TraitRow]] = {
                         private="dropped-private"),
     "dropped-private": TraitRow("a layer that runs and whose output nothing uses, under per-sample clipping",
                                 low_precision="none"),
+    "secure-noise": TraitRow("noise of the generator that is called cryptographically secure", ("Setup.step",)),
 }  # fmt: skip
 """Every trait."""

@@ -98,6 +98,7 @@ def _describe_step(case: TrainingCase) -> str:
     if step.private:
         what = f"private, clipping family {step.clipping}, C = {step.clip_norm}, {step.norms} norms"
         what += f", noise multiplier {step.noise_multiplier}" if step.noise_multiplier else ""
+        what += ", noise of the secure generator" if step.secure_noise else ""
         what += ", each unit and the root for themselves" if step.clip_groups == "units" else ""
         what += f", {step.contribution} contributions" if step.contribution != "complete" else ""
     elif step.max_grad_norm is not None:

@@ -63,9 +63,9 @@ def large(features: Features, world_sizes: tuple[int, ...]) -> list[TrainingCase
     Their logical batches are empty, so that they release noise alone; where a rank without samples is not accepted, in
     steps that move no parameter and clip no sample. On the most ranks of up to five, or if noise is not promised to be
     a function of the seed, on each of those numbers. Where they are accepted: in two micro-batches; a case with a clip
-    norm for each unit, and with replicas; one of a batch that all ranks share, and one of which the ranks of each
-    replica share a part, with partial norms where they are promised. N is half the number of ranks where that is odd,
-    and may be a fraction; of shared batches it is 32.
+    norm for each unit, and with replicas; one of the secure generator; one of a batch that all ranks share, and one of
+    which the ranks of each replica share a part, with partial norms where they are promised. N is half the number of
+    ranks where that is odd, and may be a fraction; of shared batches it is 32.
     """
     worlds = sorted({size for size in world_sizes if size <= _LARGEST_WORLD}) or [min(world_sizes)]
     asked = worlds[-1:] if "noise-of-seed" in features.promises else worlds
@@ -75,6 +75,8 @@ def large(features: Features, world_sizes: tuple[int, ...]) -> list[TrainingCase
     mesh = MeshSpec(even // 2, 2) if replicas else MeshSpec(worlds[-1])
     if replicas or units:
         found.append(_on(mesh, features, "units" if units else "all"))
+    if "secure-noise" in features.accepts:  # the last of several, or one more
+        found[1:] = [*found[1:-1], replace(found[-1], step=replace(found[-1].step, secure_noise=True))]
     return [*found, *_of_shared_batches(MeshSpec(worlds[-1]), mesh, features)]
 
 

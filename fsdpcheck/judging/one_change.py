@@ -206,6 +206,7 @@ CHANGES: Final = (
     _step("one clip norm for the whole model", clip_groups="all"),
     _step("no global clipping", max_grad_norm=None),
     _step("no noise", noise_multiplier=0.0),
+    _step("noise of the ordinary generator", secure_noise=False),
     _step("a loss summed over samples", reduction="sum"),
     _step("squared errors", loss="mse"),
     _step("no resumption", resume=False),

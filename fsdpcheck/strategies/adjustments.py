@@ -142,6 +142,12 @@ def _evaluated_at_times(case: TrainingCase, features: Features) -> TrainingCase:
     return case if case.seed % 2 else _taken(_evaluated_in(case, "no_grad"), features) or case
 
 
+def _secure_at_times(case: TrainingCase, features: Features) -> TrainingCase:
+    """In a quarter of the cases noise is the secure generator's, where that is accepted."""
+    step = replace(case.step, secure_noise=True)
+    return case if case.seed % 4 != 3 else _taken(replace(case, step=step), features) or case
+
+
 def _behind_its_input(case: TrainingCase, layer: LayerSpec) -> TrainingCase:
     """The case with one layer more, before all that it has but an Embedding, in the first unit."""
     model = case.model
@@ -193,6 +199,7 @@ ADJUSTMENTS: dict[Adjustment, Adjust] = {
     "one row": _where_it_can_be(_with_one_row),
     "grouped": lambda drawn, features: drawn.map(lambda case: _grouped(case, features)),
     "evaluated at times": lambda drawn, features: drawn.map(lambda case: _evaluated_at_times(case, features)),
+    "secure at times": lambda drawn, features: drawn.map(lambda case: _secure_at_times(case, features)),
     "left out": _where_it_can_be(_left_out),
     "unequal micro-batches": _where_it_can_be(_of_unequal_numbers),
 }

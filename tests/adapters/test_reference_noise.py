@@ -1,4 +1,4 @@
-"""The noise of the reference: laws meet both of its generators, by the seed that a case has."""
+"""The noise of the reference: laws meet both of its generators, as the case says."""
 
 from __future__ import annotations
 
@@ -24,11 +24,15 @@ CASE = noisy(
 WEIGHT = "tail.linear0.weight"
 
 
-@pytest.mark.parametrize(("seed", "generator"), [(7, "philox"), (512 + 7, "chacha20"), (1024, "philox")])
-def test_noise_is_that_of_the_generator_that_the_seed_names(seed: int, generator: str, engine: SimulatedEngine) -> None:
-    run = Run(engine, "reference")
+@pytest.mark.parametrize("adapter", ["reference", "reference_fsdp2"])
+@pytest.mark.parametrize(("secure", "generator"), [(False, "philox"), (True, "chacha20")])
+def test_noise_is_that_of_the_generator_that_the_case_names(
+    secure: bool, generator: str, adapter: str, engine: SimulatedEngine
+) -> None:
+    run, seed = Run(engine, adapter), 512 + 7
+    named = replace(CASE, step=replace(CASE.step, secure_noise=secure))
     clean = replace(CASE, step=replace(CASE.step, noise_multiplier=0.0))
-    with_noise, without = (run(case, {"grads"}, noise_seed=seed).ranks[0].steps[0].grads for case in (CASE, clean))
+    with_noise, without = (run(case, {"grads"}, noise_seed=seed).ranks[0].steps[0].grads for case in (named, clean))
     assert with_noise is not None
     assert without is not None
     noise = replace(gaussian.seeded(seed), generator=generator)

@@ -69,6 +69,7 @@ REFUSED: list[tuple[str, dict[str, Any]]] = [
     ),
     ("step.unequal: got True", {"step": StepSpec(micro_batches=2, unequal=True)}),
     ("step.unequal: got True", {"step": StepSpec(sync_every=False, unequal=True)}),
+    ("step.secure_noise: got True", {"step": StepSpec(secure_noise=True)}),
     ("step.thaws: got True", {"step": StepSpec(thaws=True)}),
     ("step.refreezes: got True", {"step": StepSpec(steps=3, refreezes=True)}),
     ("step.optimizer.groups: got 'last unit", {"step": StepSpec(optimizer=OptimizerSpec(groups="last unit apart"))}),

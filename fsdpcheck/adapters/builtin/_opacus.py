@@ -88,6 +88,7 @@ class GhostFsdp:
                 poisson_sampling=False,
                 grad_sample_mode=self.mode,
             )
+        optimizer.secure_mode = step.secure_noise  # PrivacyEngine's own, which sets this, asks for another library
         made = self.loop(private, setup, model, optimizer)
         made.engine, made.criterion = engine, wrapped[0] if len(wrapped) > 1 else loss  # the ghost modes alone wrap it
         return made

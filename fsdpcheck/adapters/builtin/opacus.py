@@ -54,7 +54,7 @@ _ACCEPTS: frozenset[Trait] = frozenset(
         "ragged", "empty-rank", "wrap-around", "micro-batches", "momentum", "weight-decay", "adamw", "float32",
         "rows<ranks", "uneven-rows", "project", "conv-private", "group-norm-private", "rms-norm-private",
         "attention-private", "bags-private", "layer-norm-without-bias", "surrogates", "adam", "schedule", "resume",
-        "real",
+        "real", "secure-noise",
     }
 )  # fmt: skip
 """What Opacus documents, or its examples do, so that what then fails is a finding. Not "tied-private": "Parameter

@@ -42,7 +42,7 @@ ACCEPTS: frozenset[Trait] = frozenset(
         "routed", "routed-private", "reused", "reused-private", "evaluation", "inference-mode",
         "rebuilt", "one-row", "spelled-out-private",
         "unequal-micro-batches", "unit-groups", "several-heads-private", "same-padding-private", "mean-bags-private",
-        "dropped", "dropped-private",
+        "dropped", "dropped-private", "secure-noise",
     }
 )  # fmt: skip
 
@@ -220,7 +220,7 @@ def _privacy(setup: Setup, mode: str, nonfinite: Nonfinite) -> Privacy:
     from fsdpcheck.impl.noise import gaussian
 
     noise = gaussian.seeded(setup.seed)
-    if setup.seed >> 9 & 7 == 1:  # the secure generator too, in one case of eight: it takes longer
+    if setup.step.secure_noise:
         noise = replace(noise, generator="chacha20")
     contribution, timing = setup.step.contribution, setup.step.norms
     flat = setup.step.clip_groups == "all"
