@@ -100,6 +100,22 @@ def every_step_has_the_noise_of_the_first(original: Function, hit: Hit) -> Funct
 
 
 @fault(
+    "noise.gaussian:chacha_words",
+    "the key of a step used again, https://github.com/jax-ml/jax/pull/3646",
+    "noise.once",
+    cause="draw of step 0",
+)
+def secure_noise_of_the_first_step(original: Function, hit: Hit) -> Function:
+    """The step is no nonce of the secure generator: whoever draws from it has the same noise in all steps."""
+
+    def planted(key: list[int], step: int, first: int, last: int, device: torch.device) -> Any:
+        hit()
+        return original(key, 0, first, last, device)
+
+    return planted
+
+
+@fault(
     "noise.gaussian:Noise.add_",
     "the key of a draw used again, https://github.com/jax-ml/jax/pull/3646",
     "noise.once",
