@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Set
+import shutil
+from collections.abc import Callable, Iterable, Iterator, Mapping, Set
 from dataclasses import asdict, dataclass, field, replace
 from fnmatch import fnmatchcase
-from typing import Any, Final, Literal
+from functools import partial
+from pathlib import Path
+from typing import Any, Final, Literal, TypeVar
 
-from fsdpcheck.case import KernelCase
+from torch import Tensor
+
+from fsdpcheck.adapters.contract import Stored
+from fsdpcheck.case import KernelCase, TrainingCase
 from fsdpcheck.engines.base import Engine
 from fsdpcheck.engines.simulated import SimulatedEngine
 from fsdpcheck.errors import NO_PROGRESS
@@ -20,8 +26,10 @@ from fsdpcheck.judging.executions import Executions
 from fsdpcheck.judging.law import Law
 from fsdpcheck.judging.registry import chapters
 from fsdpcheck.judging.run import Ran, Run
+from fsdpcheck.processes import messages
 from fsdpcheck.studies.faults.origins import Planted
 
+Found = TypeVar("Found")
 Place = tuple[str, int]
 """(file, line)."""
 Outcome = Literal["killed", "raises at once", "survived", "changes nothing", "never ran", "not asked"]
@@ -74,13 +82,18 @@ class Row:
 
 @dataclass
 class Watching:
-    """An engine that notes how often what is installed ran, and, asked to, whether it made any difference."""
+    """An engine that notes how often what is installed ran, and whether it makes any difference.
+
+    Until it has made one each run is repeated without it. So what is saved is saved without it too, and loaded again:
+    what is saved otherwise shows when it is loaded or read.
+    """
 
     engine: Engine
-    compares: bool = False
     files: dict[str, str] = field(default_factory=dict)
     hits: int = 0
     differs: bool = False
+    _besides: dict[str, str] = field(default_factory=dict)
+    """Folder that was saved into -> the one without what is installed; names as long, for a collective takes them."""
 
     name: str = "simulated"
 
@@ -88,10 +101,36 @@ class Watching:
         execution = self.engine.run(request)
         self.hits += sum(execution.install_hits.values())
         self.files |= execution.files
-        if self.compares and not self.differs and not isinstance(request.case, KernelCase):
-            plain = self.engine.run(replace(request, installs=()))
+        if request.installs and not self.differs and not isinstance(request.case, KernelCase):
+            if request.save_to:
+                self._besides[request.save_to] = f"{request.save_to[:-1]}~"
+            save_to, load_from = self._beside(request.save_to), self._beside(request.load_from)
+            plain = self.engine.run(replace(request, installs=(), save_to=save_to, load_from=load_from))
             self.differs = nondeterminism.differ(plain, execution)
         return execution
+
+    def stored(self, reference: str, folder: str) -> list[Stored]:
+        return self._compared(partial(self.engine.stored, reference), folder)
+
+    def read(self, reference: str, folder: str, case: TrainingCase) -> dict[str, Tensor]:
+        return self._compared(lambda place: self.engine.read(reference, place, case), folder)
+
+    def clean(self) -> None:
+        """Remove what was saved for comparison."""
+        for folder in self._besides.values():
+            shutil.rmtree(folder, ignore_errors=True)
+
+    def _compared(self, ask: Callable[[str], Found], folder: str) -> Found:
+        found = ask(folder)
+        if not self.differs:
+            self.differs = messages.dumps(found) != messages.dumps(ask(self._beside(folder)))
+        return found
+
+    def _beside(self, folder: str) -> str:
+        for saved, beside in self._besides.items():
+            if Path(folder).is_relative_to(saved):
+                return beside + folder[len(saved) :]
+        return folder
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.engine, name)
@@ -132,20 +171,23 @@ class Matrix:
         """What becomes of one fault."""
         told = Row(planted.name, "not asked", planted.says, planted.where, planted.installs)
         watching, kills, notes, asked = Watching(self.engine), [], [], 0
-        for adapter, law in self._pairs(planted):
-            verdict = self._judged(law, self._planted(adapter, planted, watching))
-            asked, told = asked + 1, replace(told, cases=told.cases + verdict.cases)
-            if verdict.status in ("finding", "error") and (kill := self._kill(law, adapter, verdict)):
-                kills.append(kill)
-                if not self.every:
-                    break
-            elif verdict.status not in ("holds", "too few cases", "no case", "not asked"):
-                notes.append(f"{law.name}: {verdict.status}: {_line(verdict.reason)}")
+        try:
+            for adapter, law in self._pairs(planted):
+                verdict = self._judged(law, self._planted(adapter, planted, watching))
+                asked, told = asked + 1, replace(told, cases=told.cases + verdict.cases)
+                if verdict.status in ("finding", "error") and (kill := self._kill(law, adapter, verdict)):
+                    kills.append(kill)
+                    if not self.every:
+                        break
+                elif verdict.status not in ("holds", "too few cases", "no case", "not asked"):
+                    notes.append(f"{law.name}: {verdict.status}: {_line(verdict.reason)}")
+        finally:
+            watching.clean()
         self.files |= watching.files
         told = replace(told, kills=tuple(kills), laws=asked, note="; ".join(dict.fromkeys(notes)))
-        return replace(told, outcome=self._outcome(told, planted, watching))
+        return replace(told, outcome=self._outcome(told, watching))
 
-    def _outcome(self, told: Row, planted: Planted, watching: Watching) -> Outcome:
+    def _outcome(self, told: Row, watching: Watching) -> Outcome:
         if told.kills:
             first = told.kills[0]
             at_once = (first.kind == "raised" and told.cases <= 1) or first.kind == "error"
@@ -154,16 +196,7 @@ class Matrix:
             return "not asked"
         if not watching.hits:
             return "never ran"
-        return "survived" if self._differs(planted) else "changes nothing"
-
-    def _differs(self, planted: Planted) -> bool:
-        """Whether any rank gives another bit in any case of the laws that were asked."""
-        watching = Watching(self.engine, compares=True)
-        for adapter, law in self._pairs(planted):
-            self._judged(law, self._planted(adapter, planted, watching))
-            if watching.differs:
-                return True
-        return False
+        return "survived" if watching.differs else "changes nothing"
 
     def _kill(self, law: Law, adapter: str, verdict: Verdict) -> Kill | None:
         """None where the law breaks in that case, or ends in an error, without the fault as well: it says nothing."""

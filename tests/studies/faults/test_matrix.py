@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
+from typing import Any, cast
 
 import pytest
 
 from fsdpcheck import cli
 from fsdpcheck.engines.simulated import SimulatedEngine
 from fsdpcheck.errors import FINDING, HOLDS, USAGE, UsageError
+from fsdpcheck.execution import Execution, RunRequest
 from fsdpcheck.findings.tokens import decode
 from fsdpcheck.report import colour
 from fsdpcheck.report import faults as report
 from fsdpcheck.report.page import faults as page
 from fsdpcheck.studies.faults import origins
-from fsdpcheck.studies.faults.matrix import OUTCOMES, Matrix, Row, counts
+from fsdpcheck.studies.faults.matrix import OUTCOMES, Matrix, Row, Watching, counts
+from tests.common.cases_by_hand import SMALLEST
 
 ADAPTER = Path(__file__).parents[3] / "docs" / "examples" / "data_parallel.py"
 OWN = '''
@@ -115,6 +119,47 @@ def test_a_kill_has_a_token_that_replays_it(rows: dict[str, Row]) -> None:
     token = decode(kill.token)
     assert (token.law, token.installs) == (kill.law, rows["not_reduced"].installs)
     assert kill.law == "training.plain"
+
+
+def test_what_changes_nothing_that_is_saved_is_said_to() -> None:
+    """Also where a save writes into an empty folder only, and tells all ranks its name."""
+    name = "fsdpcheck.impl.state.planners/_check_equal/constant.1"
+    mutant = origins.Planted(name, (f"fsdpcheck.studies.faults.mutants:{name}",), ("reference",), "rank 1 is left out")
+    matrix = Matrix("state.resumed", cases=2, world_sizes=(2,))
+    try:
+        assert matrix.row(mutant).outcome == "changes nothing"
+    finally:
+        matrix.engine.close()
+
+
+class _Saving:
+    """An engine of no ranks that notes where it is to save and to load, and finds in a folder its last word."""
+
+    def __init__(self) -> None:
+        self.asked: list[tuple[int, str, str]] = []
+
+    def run(self, request: RunRequest) -> Execution:
+        self.asked.append((len(request.installs), request.save_to, request.load_from))
+        return Execution("none", request, [])
+
+    def stored(self, reference: str, folder: str) -> list[str]:
+        return [folder[-3:]]
+
+
+def test_what_is_saved_without_a_fault_is_what_is_loaded_without_it() -> None:
+    engine = _Saving()
+    watching = Watching(cast(Any, engine))
+    request = RunRequest(SMALLEST, "any", installs=("fault",))
+    watching.run(replace(request, save_to="saved/to"))
+    watching.run(replace(request, load_from="saved/to/0"))
+    watching.run(replace(request, load_from="elsewhere"))
+    assert engine.asked[:2] == [(1, "saved/to", ""), (0, "saved/t~", "")]
+    assert engine.asked[2:] == [
+        (1, "", "saved/to/0"), (0, "", "saved/t~/0"), (1, "", "elsewhere"), (0, "", "elsewhere"),
+    ]  # fmt: skip
+    assert not watching.differs
+    watching.stored("any", "saved/to/0")
+    assert watching.differs, "the last word of the one folder is not that of the other"
 
 
 def test_what_a_law_cannot_see_survives(own: Path) -> None:
