@@ -132,3 +132,26 @@ def test_a_layer_on_one_row_for_all_samples_is_refused_or_has_norms(case: Traini
     Source: Opacus#841, Opacus#845; GPT-2 in transformers, whose positions are one row.
     """
     assert_refused_or_norms(lambda one: (run(one), run.answer(one)), case)
+
+
+@law(
+    "clipping.beside",
+    promise="private",
+    space=PRIVATE_PROBE.without("conv-private", "bags-private", "group-norm-private", *HIDING).but(
+        user_models="never",
+        must_occur=("distributed batch on several ranks",),
+        vacuous_without=("non-zero gradient",),
+        adjusted=("beside",),
+    ),
+    observe=("norms",),
+)
+def test_a_weight_used_beside_its_layer_is_refused_or_counts(case: TrainingCase, run: Run) -> None:
+    """A weight that code uses without calling the module that holds it is refused, or norms are exact.
+
+    What that use adds to its gradient is in no hook of the layer: without it a sample's norm is too small, and it is
+    clipped too little. In each drawn case a Linear stands behind the input to whose output F.linear with its weight is
+    added.
+    Not seen: the reason of what is raised; other ways to use a weight, as an Embedding's by an output layer.
+    Source: Opacus#738, where uses of one weight do not count together; no public report known of one without a module.
+    """
+    assert_refused_or_norms(lambda one: (run(one), run.answer(one)), case)

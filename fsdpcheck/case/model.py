@@ -15,7 +15,7 @@ Activation = Literal[
     "identity", "relu", "leaky_relu", "hardtanh", "abs", "gelu", "silu", "tanh", "sigmoid", "softmax"
 ]  # fmt: skip
 Freeze = Literal["none", "weight", "bias", "all"]
-Used = Literal["once", "routed", "twice", "for all", "dropped"]
+Used = Literal["once", "routed", "twice", "for all", "dropped", "beside"]
 Bags = Literal["sum", "mean"]
 InputKind = Literal["vector", "sequence", "tokens", "bags", "signal", "image", "volume"]
 Named = Literal["", "float32", "bfloat16", "float16"]
@@ -35,7 +35,9 @@ class LayerSpec:
     arrives is above zero, as where a router chooses an expert; a forward all of whose samples leave it out does not
     call it. "twice": its output goes through it again. "for all": it runs on one row of ones, and what it gives of
     that is added to each sample's, as positions are that one row numbers for all. "dropped": it runs, and nothing uses
-    what it gives. ``same``: a convolution of stride 1 is padded to give as many positions as arrive, ``padding`` is 0.
+    what it gives. "beside": to what a Linear gives is added what ``F.linear`` makes of the same with its weight, as
+    code that shares a weight without its module does. ``same``: a convolution of stride 1 is padded to give as many
+    positions as arrive, ``padding`` is 0.
     """
 
     width: int

@@ -72,6 +72,7 @@ def _model_traits(case: TrainingCase) -> Iterator[Trait]:
         "several-heads-private": case.step.private and any(layer.heads for layer in spec.layers),
         "same-padding-private": case.step.private and any(layer.same for layer in spec.layers),
         "mean-bags-private": case.step.private and spec.bags == "mean",
+        "beside-private": case.step.private and any(layer.used == "beside" for layer in spec.layers),
     }
     yield from (trait for trait, holds in facts.items() if holds)
     families: dict[Trait, bool] = {

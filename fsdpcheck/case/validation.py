@@ -153,6 +153,8 @@ def _validate_layer(where: str, stage: Stage, layer: LayerSpec) -> None:
     if layer.used != "once" and (stage.channels_first or stage.entering != stage.leaving):
         wanted = f'"once" for a layer from {stage.entering} to {stage.leaving}'
         refuse(f"{where}.used", layer.used, wanted, "let it give what arrives, rows as long as it takes")
+    if layer.used == "beside" and layer.kind != "linear":
+        refuse(f"{where}.used", layer.used, f"another word for {layer.kind}", "use the weight of a Linear")
 
 
 def _validate_form(where: str, layer: LayerSpec) -> None:

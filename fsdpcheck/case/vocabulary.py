@@ -18,7 +18,7 @@ Trait = Literal[
     "tied-apart", "thawed", "frozen-again", "spelled-out-private", "unequal-micro-batches", "matrix-optimizer",
     "unit-groups",
     "several-heads-private", "same-padding-private", "mean-bags-private", "dropped", "dropped-private",
-    "secure-noise",
+    "secure-noise", "beside-private",
 ]  # fmt: skip
 """A key of TRAITS; ``Case.requires()`` gives a case's set, and ``Features.accepts`` must cover it."""
 
@@ -132,5 +132,7 @@ TRAITS: Final[Mapping[Trait, TraitRow]] = {
     "dropped-private": TraitRow("a layer that runs and whose output nothing uses, under per-sample clipping",
                                 low_precision="none"),
     "secure-noise": TraitRow("noise of the generator that is called cryptographically secure", ("Setup.step",)),
+    "beside-private": TraitRow("a weight that is used beside its layer too, under per-sample clipping",
+                               low_precision="none"),
 }  # fmt: skip
 """Every trait."""

@@ -67,6 +67,7 @@ def _describe_stage(spec: ModelSpec, stage: Stage) -> str:
         "twice": ", run twice",
         "for all": ", one row of it added to all samples",
         "dropped": ", its output unused",
+        "beside": ", its weight used once more beside it",
     }[layer.used]
     bias = ", bias" * (layer.bias and layer.kind in ("linear", "attention"))
     bias += ", no bias" * (not layer.bias and layer.kind == "layer_norm")

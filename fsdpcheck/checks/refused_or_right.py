@@ -4,6 +4,7 @@ A weight of two sharding units: each shards what it finds in its modules, and ga
 is either theirs together, or two weights from the first step on.
 A layer on one row for all samples, as a learned table of positions may be: what reaches it in the backward is summed
 over the samples already, and no norm follows from it.
+A weight that is used beside its layer: what reaches the layer in the backward is not all of its gradient.
 A layer that is thawed between two steps: what was taken note of when the model was sharded - which gradients to expect,
 to reduce, to give room to - is otherwise from then on.
 """
@@ -40,7 +41,7 @@ THAWED: Final = Doubtful(
     "what is thawed behind the first step is treated as before, or what is frozen again behind the second: look at"
     " requires_grad in each step, or refuse",
 )
-ONE_ROW: Final = Doubtful(
+USES: Final = Doubtful(
     lambda case: replace(
         case, model=replace(case.model, layers=tuple(replace(layer, used="once") for layer in case.model.layers))
     ),
@@ -76,8 +77,8 @@ def assert_refused_or_trained(run: Run, case: TrainingCase, what: Doubtful) -> N
 def assert_refused_or_norms(run: Run, case: TrainingCase) -> None:
     """Some rank raised, whatever it is called, or the norms are the exact ones, bit for bit or as the rule bounds.
 
-    What is raised without a layer that runs on one row for all samples refuses nothing.
+    What is raised where each layer runs once, on each sample, refuses nothing.
     """
     execution, answer = run(case)
-    if not refused(execution, lambda: run(ONE_ROW.without(case))[0]):
+    if not refused(execution, lambda: run(USES.without(case))[0]):
         assert_norms_exact(execution, answer)

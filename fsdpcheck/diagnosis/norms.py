@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from fsdpcheck.diagnosis import bits, joint_clipping, norm_rules, shards
+from fsdpcheck.diagnosis import bits, joint_clipping, norm_rules, shards, tied_uses
 from fsdpcheck.diagnosis.cause_fit import by_ratio, chunks, mentions, rows
 from fsdpcheck.findings.cause import Cause
 from fsdpcheck.oracle import INSTRUMENT, Answer, StepAnswer
@@ -73,6 +73,7 @@ def _squared(answer: Answer, step: int, rank: int | None) -> Iterator[tuple[Caus
     yield from _cast(wanted, squares)
     for cause, delta in norm_rules.candidates(answer, step):
         yield cause, wanted.squared_norms + delta
+    yield from tied_uses.beside(answer, step)
     if rank is not None:
         yield from joint_clipping.pairs(answer, step, rank)
         yield from joint_clipping.norms(answer, step, rank)

@@ -13,7 +13,13 @@ from torch import Tensor
 from fsdpcheck.diagnosis.layers_seen import Seen, by_weight, gradient_of_use, layers_of
 from fsdpcheck.findings.cause import Cause
 from fsdpcheck.oracle import Answer, Named
-from fsdpcheck.workload import numerics
+from fsdpcheck.workload import models, numerics
+
+_BESIDE = Cause(
+    "weight beside its layer",
+    "a weight that is used beside its layer too counts in the norm by the layer's own use alone: refuse it, or have a"
+    " module hold it whose forward has all uses",
+)
 
 
 def gradients(answer: Answer, step: int) -> Iterator[tuple[Cause, Named]]:
@@ -31,6 +37,16 @@ def gradients(answer: Answer, step: int) -> Iterator[tuple[Cause, Named]]:
             alone = {_name(uses, right): _of_use(uses[place], weights) for uses in shared}
             text = f"of the uses of a tied (shared) weight the {which} alone has a gradient"
             yield Cause(f"tied: {which} use", text), {**right, **alone}
+
+
+def beside(answer: Answer, step: int) -> Iterator[tuple[Cause, Tensor]]:
+    """Squared norms [n] without what a weight's use beside its layer adds: of two equal uses, which give it twice."""
+    wanted = answer.steps[step]
+    twice = ((layer.name, layer.stage.spec) for layer in models.layer_names(answer.case))
+    names = [f"{name}.weight" for name, spec in twice if spec is not None and spec.used == "beside"]
+    own = [wanted.gradients[name].flatten(1).square().sum(1) for name in names if name in wanted.gradients]
+    if own:
+        yield _BESIDE, wanted.squared_norms - 0.75 * torch.stack(own).sum(0)
 
 
 def _name(uses: list[Seen], known: Named) -> str:

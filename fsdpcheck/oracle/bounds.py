@@ -241,14 +241,14 @@ def _path_roundings(case: TrainingCase) -> int:
 def _through(stage: Stage) -> int:
     """Most roundings from the gradient of a stage's output to that of its input, its activation included.
 
-    A layer that runs twice is two layers on the way.
+    A layer that runs twice is two layers on the way, and so is one whose weight is used beside it: more than it adds.
     """
     if stage.spec is None:
         return 0
     squashed = stage.leaving[-1] if stage.spec.activation == "softmax" else 0
     if stage.spec.used == "for all":  # what arrives is added to, and not multiplied
         return 4 + squashed
-    return (4 + squashed + _layer_roundings(stage, stage.spec)) * (1 + (stage.spec.used == "twice"))
+    return (4 + squashed + _layer_roundings(stage, stage.spec)) * (1 + (stage.spec.used in ("twice", "beside")))
 
 
 def _layer_roundings(stage: Stage, spec: LayerSpec) -> int:
@@ -267,7 +267,8 @@ def _layer_roundings(stage: Stage, spec: LayerSpec) -> int:
 
 def _uses(case: TrainingCase) -> int:
     """How often one parameter is used in a forward, at most."""
-    return 2 if case.model.tied is not None or any(layer.used == "twice" for layer in case.model.layers) else 1
+    more = any(layer.used in ("twice", "beside") for layer in case.model.layers)
+    return 2 if case.model.tied is not None or more else 1
 
 
 def _positions(stage: Stage, length: int) -> int:

@@ -119,6 +119,12 @@ def _with_one_row(case: TrainingCase, features: Features) -> TrainingCase | None
     return _taken(_behind_its_input(case, layer), features, "one-row-private")
 
 
+def _beside(case: TrainingCase, features: Features) -> TrainingCase | None:
+    """A Linear stands behind its input whose weight is used once more beside it, in the first unit."""
+    layer = LayerSpec(case.model.features, bias="bias" in features.accepts, used="beside")
+    return _taken(_behind_its_input(case, layer), features, "beside-private")
+
+
 def _left_out(case: TrainingCase, features: Features) -> TrainingCase | None:
     """A layer stands behind its input that some samples leave out, and Adam or AdamW takes several steps."""
     step, project = case.step, "project" in features.accepts
@@ -197,6 +203,7 @@ ADJUSTMENTS: dict[Adjustment, Adjust] = {
     "thawed": _where_it_can_be(_thawed),
     "tied apart": _where_it_can_be(_tied_apart),
     "one row": _where_it_can_be(_with_one_row),
+    "beside": _where_it_can_be(_beside),
     "grouped": lambda drawn, features: drawn.map(lambda case: _grouped(case, features)),
     "evaluated at times": lambda drawn, features: drawn.map(lambda case: _evaluated_at_times(case, features)),
     "secure at times": lambda drawn, features: drawn.map(lambda case: _secure_at_times(case, features)),

@@ -22,7 +22,7 @@ DrawnNumbers = Literal["grid", "real", "either"]
 Adjustment = Literal[
     "any sum", "one step", "any clip norm", "a bias", "partial terms", "in replicas", "on real numbers", "evaluated",
     "thawed", "tied apart", "one row", "unequal micro-batches", "left out",
-    "grouped", "evaluated at times", "secure at times",
+    "grouped", "evaluated at times", "secure at times", "beside",
 ]  # fmt: skip
 """What is changed in every drawn case; ``strategies/adjustments.py`` has what each does."""
 
@@ -36,6 +36,7 @@ _ADDED: dict[Adjustment, frozenset[Trait]] = {
     "thawed": frozenset({"thawed", "frozen-again"}),
     "tied apart": frozenset({"tied-apart"}),
     "one row": frozenset({"one-row-private"}),
+    "beside": frozenset({"beside-private"}),
 }
 """What cases have whether it is accepted or not: their laws take a refusal as well."""
 _TOLD = ("user_models", "must_occur", "vacuous_without")

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
 
 from fsdpcheck.case import Dtype, Numbers, TrainingCase, UserModelSpec, prng
 from fsdpcheck.case.model import Used
@@ -82,6 +83,9 @@ def _through(module: nn.Module, hidden: Tensor, used: Used) -> Tensor:
     if used == "dropped":
         module(hidden)
         return hidden
+    if used == "beside":
+        both: Tensor = module(hidden) + functional.linear(hidden, module.get_parameter("weight"))
+        return both
     found: Tensor = module(module(hidden)) if used == "twice" else module(hidden)
     return found
 

@@ -341,6 +341,21 @@ def layer_norm_bias_left_out(original: Function, hit: Hit) -> Function:
 
 
 @fault(
+    "clipping.use_coverage:refuse_unrecorded",
+    "uses of one weight that do not count together, https://github.com/meta-pytorch/opacus/pull/738",
+    "clipping.beside",
+    cause="counts in the norm by the layer's own use alone",
+)
+def use_beside_its_layer_left_out(original: Function, hit: Hit) -> Function:
+    """A weight that is used without its layer is not refused: that use does not count in the norm."""
+
+    def planted(model: Any, records: Any, losses: torch.Tensor) -> None:
+        hit()
+
+    return planted
+
+
+@fault(
     "clipping.independence:refuse_rows",
     "one row of positions for a whole batch, whose norm is taken for that of each sample",
     "clipping.one-row",

@@ -139,8 +139,9 @@ def test_a_rank_without_samples_raises_alone(engine: Engine, model: ModelSpec, t
         ("bags", (LayerSpec(2),), "not enough values to unpack (expected 2, got 1)"),
         ("unbiased", (LayerSpec(2, kind="layer_norm"),), "'NoneType' object has no attribute 'requires_grad'"),
         ("unbiased", (LayerSpec(2, True, kind="layer_norm"),), ""),
+        ("sound", (LayerSpec(2, used="beside"),), "of which Opacus' norms know nothing"),
     ],
-    ids=["bags", "layer-norm without bias", "layer-norm with bias"],
+    ids=["bags", "layer-norm without bias", "layer-norm with bias", "weight beside"],
 )
 def test_a_layer_that_is_said_to_be_supported_raises(
     engine: Engine, which: str, layers: tuple[LayerSpec, ...], text: str

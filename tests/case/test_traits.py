@@ -121,6 +121,7 @@ NEEDED: list[tuple[Trait, TrainingCase]] = [
     ("frozen-again", replace(SMALLEST, step=StepSpec(steps=3, thaws=True, refreezes=True))),
     ("spelled-out-private", private(SPELLED_OUT)),
     ("unequal-micro-batches", UNEQUAL),
+    ("beside-private", private(ModelSpec((LayerSpec(1, used="beside"),)))),
     ("secure-noise", replace(SMALLEST, step=StepSpec(clipping="unclipped", secure_noise=True))),
     ("unit-groups", TrainingCase(ONE_UNIT, step=StepSpec(optimizer=OptimizerSpec(groups="last unit apart")))),
 ]

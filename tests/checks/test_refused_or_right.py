@@ -10,7 +10,7 @@ import pytest
 from fsdpcheck import oracle
 from fsdpcheck.case import LayerSpec, ModelSpec, TrainingCase
 from fsdpcheck.checks import refused_or_right
-from fsdpcheck.checks.refused_or_right import ONE_ROW, THAWED, TIED_APART, Doubtful, assert_refused_or_trained
+from fsdpcheck.checks.refused_or_right import THAWED, TIED_APART, USES, Doubtful, assert_refused_or_trained
 from fsdpcheck.execution import Execution, Failure
 from fsdpcheck.findings.violation import Violation
 from fsdpcheck.oracle import Answer
@@ -71,8 +71,8 @@ def test_each_case_is_had_without_what_may_be_refused() -> None:
     assert "tied-apart" in case.requires()
     assert "tied-apart" not in TIED_APART.without(case).requires()
     assert "one-row" in case.requires()
-    assert "one-row" not in ONE_ROW.without(case).requires()
+    assert "one-row" not in USES.without(case).requires()
     assert CASE.requires() - THAWED.without(CASE).requires() == {"thawed"}
     again = replace(CASE, step=replace(CASE.step, steps=3, refreezes=True))
     assert again.requires() - THAWED.without(again).requires() == {"thawed", "frozen-again"}
-    assert refused_or_right.ONE_ROW.cause == ""
+    assert refused_or_right.USES.cause == ""

@@ -52,6 +52,7 @@ SHOWS = {
     "opacus_padding_row_in_norms": "got [2.236",
     "opacus_sum_is_a_mean_over_ranks": "got [1.0, -1.0], wanted [2.0, -2.0]",
     "opacus_trains_padding_row": ", wanted 0.0",
+    "opacus_weight_beside_its_layer": "got [5.0, 1.0], wanted [10.0, 2.0]",
     "sequence_parallel_thaws": "SequenceParallel thawed",
 }
 """What each prints where it shows its defect. A report that fails of anything else shows nothing."""

@@ -54,7 +54,7 @@ _ACCEPTS: frozenset[Trait] = frozenset(
         "ragged", "empty-rank", "wrap-around", "micro-batches", "momentum", "weight-decay", "adamw", "float32",
         "rows<ranks", "uneven-rows", "project", "conv-private", "group-norm-private", "rms-norm-private",
         "attention-private", "bags-private", "layer-norm-without-bias", "surrogates", "adam", "schedule", "resume",
-        "real", "secure-noise",
+        "real", "secure-noise", "beside-private",
     }
 )  # fmt: skip
 """What Opacus documents, or its examples do, so that what then fails is a finding. Not "tied-private": "Parameter
@@ -69,6 +69,7 @@ KNOWN: dict[Trait, str] = {
     "empty-rank": "norms of an Embedding, a convolution or a normalization raise for 0 samples, on that rank alone",
     "bags-private": "compute_embeddingbag_gradsampler unpacks (input, offsets): bags without offsets raise ValueError",
     "layer-norm-without-bias": "compute_layer_norm_grad_sample asks None for requires_grad: AttributeError",
+    "beside-private": "hooks see what a layer is called with: a use of its weight without it is in no norm, in silence",
 }
 """Traits that Opacus 1.6.0 accepts and gets wrong, with the cause; each was seen on real gloo processes too."""
 
@@ -119,6 +120,8 @@ class GhostFsdp(_opacus.GhostFsdp):
         return _opacus_sampler.Poisson(setup, alike, repaired)
 
     def build(self, model: nn.Module, setup: Setup) -> _opacus.Loop:
+        if "beside-private" not in self.features.accepts:
+            _refuse_beside(model)
         made = super().build(model, setup)
         if self.reduction == "sum":
             self.normalise(made.optimizer, setup.step.normaliser)
@@ -127,6 +130,13 @@ class GhostFsdp(_opacus.GhostFsdp):
     def normalise(self, optimizer: Any, normaliser: float) -> None:
         """Have the gradients of a step divided by N, where Opacus sums losses."""
         optimizer.attach_step_hook(partial(divide, normaliser))
+
+
+def _refuse_beside(model: nn.Module) -> None:
+    """Raise NotImplementedError for a model of drawn layers in which a weight is used beside its layer."""
+    for name, module in model.named_modules():
+        if "beside" in getattr(module, "used", {}).values():
+            raise NotImplementedError(f"{name} uses a weight beside its layer, of which Opacus' norms know nothing")
 
 
 def divide(normaliser: float, optimizer: Any) -> None:
@@ -146,6 +156,7 @@ few_rows = GhostFsdp("opacus, rows<ranks", _SOUND | {"rows<ranks", "uneven-rows"
 empty_ranks = GhostFsdp("opacus, empty-rank", _SOUND | {"empty-rank"})
 bags = GhostFsdp("opacus, bags", _SOUND | {"bags-private"})
 unbiased = GhostFsdp("opacus, layer-norm-without-bias", _SOUND | {"layer-norm-without-bias"})
+beside = GhostFsdp("opacus, weights used beside their layers", _SOUND | {"beside-private"})
 summing = GhostFsdp("opacus, loss_reduction sum", _SOUND, "sum")
 poisson = GhostFsdp("opacus, Poisson sampling", _SOUND, poisson="as released")
 one_stream = GhostFsdp("opacus, ranks seeded alike", _SOUND, poisson="seeded alike, repaired")
