@@ -17,7 +17,7 @@ from fsdpcheck.report.source_text import with_source
 _OF_LINES: Final = "run in all cases that fail, and in none that one change makes hold"
 
 
-_BEHIND: Final = "; what else is wrong in them shows when this is mended"
+_ON_SIMULATED: Final = "looked for on simulated ranks alone: replay it with --engine simulated"
 
 
 def render(group: list[Finding], number: int, paint: Paint, installs: Iterable[str] = (), folder: str = "") -> str:
@@ -31,7 +31,7 @@ def render(group: list[Finding], number: int, paint: Paint, installs: Iterable[s
     lines += _entry("case", first.words)
     lines += _entry("broken", first.what)
     lines += _entry("got", with_source(first.got)) + _entry("wanted", first.wanted) + _entry("where", first.where)
-    lines += _entry("cause", f"probably: {first.cause}") if first.cause else []
+    lines += _entry("cause", cause) if (cause := _cause(first)) else []
     lines += _entry("stage", first.stage) if first.stage else []
     lines += _entry("when", first.when) if first.when else []
     lines += _entry("lines", f"{first.lines}\n{_OF_LINES}") if first.lines else []
@@ -41,6 +41,13 @@ def render(group: list[Finding], number: int, paint: Paint, installs: Iterable[s
     lines += [f"  replay with: {replay_command(first, installs, folder)}"]
     lines += [f"  the same root breaks {other.law}: {replay_command(other, installs, folder)}" for other in others]
     return "\n".join(lines)
+
+
+def _cause(finding: Finding) -> str:
+    """What is said of the cause, and where it can be had; "" where it was looked for and none was found."""
+    if finding.cause:
+        return f"probably: {finding.cause}"
+    return "" if finding.engine.startswith("simulated") else _ON_SIMULATED
 
 
 def confirmed(finding: Finding) -> str:

@@ -192,6 +192,14 @@ def test_a_finding_of_one_trait_says_how_to_leave_it_out() -> None:
         assert ("--avoid" in text) == bool(said)
 
 
+def test_where_no_cause_is_looked_for_it_says_where_one_is() -> None:
+    for engine in ("processes", "torchrun", "nccl"):
+        text = finding.render([replace(FINDING, engine=engine, cause="")], 1, plain)
+        assert "  cause     looked for on simulated ranks alone: replay it with --engine simulated\n" in text
+    assert "  cause  " not in finding.render([replace(FINDING, cause="")], 1, plain)
+    assert "probably: W times too large" in finding.render([replace(FINDING, engine="processes")], 1, plain)
+
+
 def test_a_finding_is_told_in_full() -> None:
     text = finding.render([FINDING], 3, plain)
     for line in (
