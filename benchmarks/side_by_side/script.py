@@ -1,8 +1,9 @@
 """A training script as people write it, on two gloo ranks, and the same on one device; float32, no noise.
 
 ``python -m benchmarks.side_by_side.script`` reads lines "MODE DEBUG [FAULT]" and answers each with a line of JSON: what
-was raised, or whether ``torch.allclose`` holds of every parameter at its defaults; and how often the ranks ran the
-altered line. The fault is in place in both trainings, as a mistake in a library is. DEBUG is ``TORCH_DISTRIBUTED_DEBUG``.
+was raised, or whether ``torch.allclose`` holds of every parameter at its defaults; and how often ranks ran the
+altered line. The fault is in place in both trainings, as a mistake in a library is. DEBUG is a level of
+``TORCH_DISTRIBUTED_DEBUG``.
 """
 
 from __future__ import annotations

@@ -7,6 +7,7 @@ benchmarks/side_by_side/results.jsonl) with the commit; what it holds is not run
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from contextlib import closing
 from fnmatch import fnmatchcase
@@ -32,9 +33,15 @@ def lines(
     kept = Kept(file, "fault", "arm")
     mine = [*ALL][shard[0] - 1 :: shard[1]]
     for arm, row in _rows(kept, mine, pattern, folder):
+        row = {name: _without_folders(value) if isinstance(value, str) else value for name, value in row.items()}
         kept.add({"fault": row.pop("fault"), "arm": arm, "commit": revision(), **row})
         yield f"{kept.rows[-1]['fault']}, {arm}: {table.cell(kept.rows[-1])}"
     yield from table.table(kept.rows)
+
+
+def _without_folders(text: str) -> str:
+    """Files by their names: a record says nothing of the machine."""
+    return re.sub(r"(?<![\w.])(?:/[\w.+-]+)+/", "", text)
 
 
 def _rows(kept: Kept, faults: list[str], pattern: str, folder: str) -> Iterator[tuple[str, dict[str, Any]]]:
