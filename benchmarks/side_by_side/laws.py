@@ -20,7 +20,7 @@ _ANSWERS: Final = {
 
 _FIRST: Final = {
     "sample draw": "samplers.*", "noise": "[np][or]i*", "global norm": "global-norm.*", "memory": "lifecycle.*",
-    "collective": "collectives.*",
+    "collective": "collectives.*", "output": "features.*",
 }  # fmt: skip
 """Quantity that goes wrong first -> laws that are asked first, which saves time and decides nothing."""
 

@@ -8,6 +8,7 @@ altered line. The fault is in place in both trainings, as a mistake in a library
 
 from __future__ import annotations
 
+import importlib
 import json
 import os
 import signal
@@ -186,4 +187,6 @@ if __name__ == "__main__":
     torch.set_num_threads(1)
     for line in sys.stdin:
         mode, debug, *fault = line.split()
+        if mode in OF_OPACUS:  # once, and not in each process that is forked
+            importlib.import_module("opacus.utils.fsdp_utils")
         print(json.dumps(apart(mode, debug, "".join(fault))), flush=True)
