@@ -22,14 +22,6 @@ from benchmarks.side_by_side.plugin import VARIABLE, Plan
 
 LIMIT: Final = {"opacus": 25.0, "fully_shard": 45.0}
 """Seconds of a test without a fault; those that take longer are counted as too slow."""
-LONGER: Final = {
-    f"test_fully_shard_training.py::{name}": 240.0
-    for name in (
-        "TestFullyShardGradientAccumulation::test_gradient_accumulation",
-        "TestFullyShardHSDPTraining::test_train_parity_hsdp",
-    )
-}
-"""Tests that are given longer: no others have replicas of shards."""
 _ROOT: Final = Path(__file__).parents[2]
 _POLL: Final = 2.0
 
@@ -45,7 +37,7 @@ class OwnTests:
         """Rows of the record, less arm and commit, as they come: first that without a fault, if ``baseline`` is {}."""
         with tempfile.TemporaryDirectory() as folder:
             file = Path(folder) / "rows"
-            plan = Plan(self.side, str(file), LIMIT[self.side], [*faults], baseline, LONGER)
+            plan = Plan(self.side, str(file), LIMIT[self.side], [*faults], baseline)
             path = os.pathsep.join([str(_ROOT), os.environ.get("PYTHONPATH", "")])
             environment = {**os.environ, VARIABLE: plan.to_json(), "PYTHONPATH": path}
             quiet = subprocess.DEVNULL

@@ -36,7 +36,7 @@ class TookTooLong(BaseException):
 class Plan:
     """``faults``: what to plant, one after the other. ``baseline``: the row without a fault; {} to run that first.
 
-    ``limit``: seconds of a test without a fault; ``longer``: of some.
+    ``limit``: seconds of a test without a fault.
     """
 
     side: str
@@ -44,7 +44,6 @@ class Plan:
     limit: float
     faults: list[str] = field(default_factory=list)
     baseline: dict[str, Any] = field(default_factory=dict)
-    longer: dict[str, float] = field(default_factory=dict)
 
     def to_json(self) -> str:
         return json.dumps(asdict(self))
@@ -71,7 +70,7 @@ class _Asking:
         self._items = {item.nodeid: item for item in session.items}
         baseline = self._plan.baseline
         if not baseline:
-            baseline = {"fault": NO_FAULT, **summed(self._forked("", [*self._items], self._plan.longer))}
+            baseline = {"fault": NO_FAULT, **summed(self._forked("", [*self._items], {}))}
             self._write(baseline)
         for fault in self._plan.faults:
             self._write({"fault": fault, **self._answer(fault, baseline)})
