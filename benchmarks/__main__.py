@@ -83,6 +83,11 @@ STUDIES: Final[dict[str, tuple[str, str, str]]] = {
         "lines",
         "[FILE [GLOB [PROFILE]]] [--shard K/N]: what each implementation promises and keeps, honest ones and defects",
     ),
+    "side-by-side": (
+        "side_by_side.study",
+        "lines",
+        "[FILE [GLOB]] --in DIR [--shard K/N]: faults in Opacus and fully_shard: found by their own tests, or by laws",
+    ),
     "roots": ("planted_roots", "lines", "[PROFILE]: five and eight mistakes in one implementation: which are reported"),
     "diagnosis": ("diagnosis", "reports", "[SEED [FAULT]]: causes named for planted faults, right or wrong"),
 }
@@ -109,7 +114,7 @@ def main() -> None:
     )
     parser.add_argument("--tables", action="store_true", default=None, help="of compared: those of docs/compare.md")
     parser.add_argument("--limit-minutes", type=float, metavar="M", help="of a night: begin no slice after so long")
-    parser.add_argument("--in", dest="folder", metavar="DIR", help="of scripts: where their repositories lie")
+    parser.add_argument("--in", dest="folder", metavar="DIR", help="of scripts, side-by-side: where others' files lie")
     asked = parser.parse_args()
     import torch
 
