@@ -18,10 +18,12 @@ from fsdpcheck import oracle
 from fsdpcheck.adapters.contract import FactorRule
 from fsdpcheck.case import KernelCase, TrainingCase, user_model
 from fsdpcheck.engines.processes import ProcessesEngine
+from fsdpcheck.errors import excerpt
 from fsdpcheck.execution import Execution, RankResult, RunRequest
 from fsdpcheck.findings.violation import Violation
 from fsdpcheck.judging.model_process import called
 from fsdpcheck.judging.run import Run
+from fsdpcheck.program.samplers import SAMPLER
 
 RUNS = 5
 """How often a case is run, each way."""
@@ -128,6 +130,9 @@ def _first(one: Execution, other: Execution) -> tuple[str, str, str] | None:
     for mine, theirs in zip(one.ranks, other.ranks, strict=True):
         if one.failure is None and mine.trace != theirs.trace:
             return f"rank {mine.rank}, its collectives", f"{len(mine.trace)} calls", f"{len(theirs.trace)} other calls"
+        for (where, said), (_, other_said) in zip(_words(mine), _words(theirs), strict=False):
+            if said != other_said:
+                return f"rank {mine.rank}, {where}", excerpt.excerpt(str(said)), excerpt.excerpt(str(other_said))
         for (where, value), (_, again) in _pairs(mine, theirs):
             if _plain(value) != _plain(again):
                 return f"rank {mine.rank}, {where}", *_shown(value, again)
@@ -139,6 +144,12 @@ def _pairs(one: RankResult, other: RankResult) -> Iterator[tuple[tuple[str, Tens
     return zip(_values(one), _values(other), strict=False)
 
 
+def _words(result: RankResult) -> Iterator[tuple[str, object]]:
+    """What a rank shows beside tensors, by place: what it drew, and what its accountant was told."""
+    yield from ((f"the draws of epoch {epoch}", drawn) for by, _, epoch, drawn in result.observations if by == SAMPLER)
+    yield from ((f"step {number}, what was accounted", step.accounted) for number, step in enumerate(result.steps))
+
+
 def _values(result: RankResult) -> Iterator[tuple[str, Tensor | None]]:
     for name, value in result.initial.items():
         yield f"before the first step, {name}", value
@@ -147,6 +158,7 @@ def _values(result: RankResult) -> Iterator[tuple[str, Tensor | None]]:
             yield f"step {number}, gradient of {name}", value
         for name, single in (("norms", step.norms), ("factors", step.factors), ("global norm", step.grad_norm)):
             yield f"step {number}, {name}", single
+        yield f"step {number}, the outputs before it", step.outputs
         for name, value in step.params.items():
             yield f"step {number}, {name}", value
 

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
+from typing import Any, cast
 
 import pytest
 import torch
 
 from fsdpcheck.engines._common import hosts
 from fsdpcheck.engines.simulated import SimulatedEngine
+from fsdpcheck.execution import Execution, RankResult, StepRecord
 from fsdpcheck.findings.roots import same
 from fsdpcheck.findings.tokens import decode
 from fsdpcheck.findings.verdict import Finding, Verdict
@@ -105,3 +108,17 @@ def test_bits_are_compared_whatever_the_strides_of_a_tensor() -> None:
 @pytest.mark.parametrize(("adapter", "what"), [("random", FRESH), ("again", HISTORY)])
 def test_it_is_shown_on_real_processes(adapter: str, what: str, engine: SimulatedEngine) -> None:
     _checked_and_replayed(adapter, what, engine)
+
+
+def test_draws_accounts_and_outputs_differ_too() -> None:
+    """A sampler has no parameters: of a fault that changes what it draws it was said that it changes nothing."""
+
+    def shown(drawn: Any = (1, 2), probe: int = 1, **changes: Any) -> Execution:
+        step = replace(StepRecord({}, outputs=torch.tensor([1.0]), accounted=[(1.0, 0.5, 1)]), **changes)
+        observed = [("sampler", "epoch", 0, drawn), ("memory", "after", 0, probe)]
+        return Execution("none", cast(Any, None), [RankResult(0, steps=[step], observations=observed)])
+
+    for changes in ({"drawn": (2, 1)}, {"outputs": torch.tensor([2.0])}, {"accounted": [(1.0, 0.5, 2)]}):
+        assert nondeterminism.differ(shown(), shown(**changes)), changes
+    assert not nondeterminism.differ(shown(), shown())
+    assert not nondeterminism.differ(shown(), shown(probe=2)), "what a probe saw may be of the moment"

@@ -32,6 +32,7 @@ class Ghost(opacus.GhostFsdp):
         promises = self.features.promises - {"sharded", "accounted"}
         reasons = {
             **self.features.reasons,
+            "features.broadcast": "sends parameters from rank 0, and leaves buffers as each rank has built them",
             "sharded": "keeps every parameter whole on every rank",
             "accounted": "asked of Opacus over FSDP2",
         }
