@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from fsdpcheck.diagnosis import layer_norm_rules
 from fsdpcheck.diagnosis.cause_fit import mentions
-from fsdpcheck.diagnosis.layers_seen import (
+from fsdpcheck.diagnosis.layer_calls import (
     Seen,
     averages,
     by_position,

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from fsdpcheck.diagnosis.layers_seen import Seen, by_weight, gradient_of_use, layers_of
+from fsdpcheck.diagnosis.layer_calls import Seen, by_weight, gradient_of_use, layers_of
 from fsdpcheck.findings.cause import Cause
 from fsdpcheck.oracle import Answer, Named
 from fsdpcheck.workload import models, numerics

@@ -24,7 +24,7 @@ from fsdpcheck.exact.grid import bits, grid_exponent
 from fsdpcheck.exact.off_grid import OffGrid
 from fsdpcheck.exact.operators import COMPLEX, LOGICAL, MOVES, RULES, Bound, Inexact, Operand
 from fsdpcheck.exact.surrogates import spelled_out
-from fsdpcheck.exact.wider import Casts, Wider
+from fsdpcheck.exact.wider_dtype import Casts, Wider
 
 _ = surrogate_rules, window_rules, place_rules  # register their rules
 
@@ -72,7 +72,7 @@ class Certifier(TorchDispatchMode):  # type: ignore[no-untyped-call]
     paths from the losses, instead of starting anew from the value at each operator. With ``roundable``, values of the
     forward may leave every grid if nothing is made of them but surrogates that round them to one (exact/off_grid.py).
     And -inf, which attention masks with and which stands for nothing, may be ``LOWEST`` there. ``in_wider``: the
-    precision of what a model computes in a wider dtype that it names (exact/wider.py).
+    precision of what a model computes in a wider dtype that it names (exact/wider_dtype.py).
     """
 
     precision: Precision

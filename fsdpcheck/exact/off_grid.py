@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from fsdpcheck.exact.operators import Inexact
-from fsdpcheck.exact.wider import Wider
+from fsdpcheck.exact.wider_dtype import Wider
 
 _SMALLEST, _LARGEST = 2.0**-100, 2.0**100
 """Within these no dtype with float32's exponents underflows or overflows."""

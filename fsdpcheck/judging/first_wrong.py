@@ -19,7 +19,7 @@ from fsdpcheck.execution.trace import Collective
 from fsdpcheck.judging.points import MISSING, ORDER, WORDS, Compared, Point, by_step, put_together
 from fsdpcheck.judging.points import points as points_of
 from fsdpcheck.judging.run import Run
-from fsdpcheck.judging.where_seen import Number, Sought, Trail, line_of, trail, with_square
+from fsdpcheck.judging.value_trail import Number, Sought, Trail, line_of, trail, with_square
 from fsdpcheck.oracle import Answer, StepAnswer, standards
 from fsdpcheck.program.probes.step_data import quantities, quantities_but_local_gradients
 from fsdpcheck.workload import batches

@@ -1,4 +1,4 @@
-"""Where what is wrong in a finding comes from, of several cases that fail alike: see ``where_seen``.
+"""Where what is wrong in a finding comes from, of several cases that fail alike: see ``value_trail``.
 
 Each case is judged once more, with the numbers noted that pass through the implementation. What is looked for is the
 first wrong quantity of a step; where that is not known, the number that the law says is wrong. Never part of a verdict.
@@ -14,11 +14,11 @@ from typing import Final
 from fsdpcheck.case import Case, TrainingCase
 from fsdpcheck.execution import Execution
 from fsdpcheck.findings.violation import Violation
-from fsdpcheck.judging import first_wrong, where_seen
+from fsdpcheck.judging import first_wrong, value_trail
 from fsdpcheck.judging.law import Law
 from fsdpcheck.judging.model_process import called, judge
 from fsdpcheck.judging.run import Ran, Run
-from fsdpcheck.judging.where_seen import Trail
+from fsdpcheck.judging.value_trail import Trail
 
 _CASES: Final = 3
 """Most cases that are looked at: the one shown, and of the others those of as many ranks, the shortest to describe."""
@@ -55,7 +55,7 @@ def _weights(law: Law, run: Run, cases: Sequence[Case]) -> Iterator[Mapping[str,
 
 def _common(found: Sequence[Mapping[str, Trail]], part: str) -> Trail | None:
     """What the cases that have the part have in common."""
-    return where_seen.common([trails[part] for trails in found if part in trails])
+    return value_trail.common([trails[part] for trails in found if part in trails])
 
 
 def _wrong(found: Sequence[Mapping[str, Trail]], part: str) -> Trail | None:
@@ -85,7 +85,7 @@ def _raised(execution: Execution) -> str:
     assert failure is not None
     for result in execution.ranks:
         if result.raised is not None and result.raised.type == failure.exception.rpartition(".")[2]:
-            return where_seen.of_raised(result.raised)
+            return value_trail.of_raised(result.raised)
     return ""
 
 
@@ -96,8 +96,8 @@ def _trails(run: Run, case: Case, violation: Violation, execution: Execution) ->
         noting = replace(run, values=True, ran=Ran(), recalls=False)
         with suppress(Exception):
             found = dict(called(case, first_wrong.first_wrong, noting, case, execution.request).trails)
-    if not found and (sought := where_seen.of_violation(violation)) is not None:
-        seen = where_seen.trail(execution, sought)
+    if not found and (sought := value_trail.of_violation(violation)) is not None:
+        seen = value_trail.trail(execution, sought)
         return {} if seen is None else {"": seen}
     parts = [part for part in found if part not in ("", first_wrong.WEIGHT)]
     whole = {part: seen for part, seen in found.items() if part not in parts}
@@ -109,6 +109,6 @@ def _told(found: Sequence[Mapping[str, Trail]]) -> str:
     """What the cases have in common: of the part, if one is known, and else of the whole."""
     for part in (_PART, first_wrong.WEIGHT):
         if (trail := _wrong(found, part)) is not None:
-            return f"{part}:\n{where_seen.in_words(trail)}"
+            return f"{part}:\n{value_trail.in_words(trail)}"
     whole = _common(found, "")
-    return "" if whole is None else where_seen.in_words(whole)
+    return "" if whole is None else value_trail.in_words(whole)

@@ -6,9 +6,9 @@ For ``@given`` tests of one's own: ``worlds``, ``meshes``, ``shapes``, ``layouts
 
 from __future__ import annotations
 
-from fsdpcheck.strategies.of_spaces import WORLD_SIZES, cases_of
-from fsdpcheck.strategies.of_tests import case_of, cases, example, layouts, meshes, shapes, worlds
+from fsdpcheck.strategies.public_strategies import case_of, cases, example, layouts, meshes, shapes, worlds
 from fsdpcheck.strategies.space import BuiltSpace, CaseSpace, Family, KernelSpace, SamplerSpace, Space
+from fsdpcheck.strategies.space_drawing import WORLD_SIZES, cases_of
 from fsdpcheck.strategies.spaces import (
     COUNTABLE,
     EQUAL_BITS,

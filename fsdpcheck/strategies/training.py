@@ -36,7 +36,7 @@ from fsdpcheck.case.axes import ModelAxis
 from fsdpcheck.case.validation import is_power_of_two, whole_or_float
 from fsdpcheck.exact.grid import premultiplies_exactly
 from fsdpcheck.strategies import model as models
-from fsdpcheck.strategies import unusual
+from fsdpcheck.strategies import rare_variants
 from fsdpcheck.strategies.choice import among
 from fsdpcheck.strategies.model import Allowed
 from fsdpcheck.strategies.space import CaseSpace
@@ -86,7 +86,7 @@ def cases(draw: st.DrawFn, space: CaseSpace, features: Features, world_sizes: Se
         arithmetic=_arithmetic(draw, features, outline, step),
         seed=draw(st.integers(0, (1 << 32) - 1)),
     )
-    variants = unusual.variants(case, features, space.steps)
+    variants = rare_variants.variants(case, features, space.steps)
     return variants[draw(among(range(len(variants))))]()
 
 
@@ -273,7 +273,7 @@ def _arithmetic(draw: st.DrawFn, features: Features, outline: _Outline, step: St
     project = (
         "project" in accepts
         and outline.numbers == "grid"
-        and not unusual.stays_exact(step, "float32" if tiny else "float64")
+        and not rare_variants.stays_exact(step, "float32" if tiny else "float64")
     )
     arithmetic = Arithmetic("float32" if tiny else "float64", project=project, numbers=outline.numbers)
     arithmetic = arithmetic if tiny else replace(arithmetic, weights=weights, inputs=inputs)

@@ -14,7 +14,7 @@ from fsdpcheck.case import Arithmetic, BatchLayout, LayerSpec, MeshSpec, ModelSp
 from fsdpcheck.case.model import LayerKind
 from fsdpcheck.checks._read import local_rows
 from fsdpcheck.diagnosis import layer_norm_rules, norm_rules
-from fsdpcheck.diagnosis.layers_seen import Seen
+from fsdpcheck.diagnosis.layer_calls import Seen
 from fsdpcheck.findings.cause import named
 from fsdpcheck.workload import batches, models
 

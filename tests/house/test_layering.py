@@ -156,7 +156,7 @@ def test_the_reference_adapter_reaches_impl_lazily() -> None:
     assert not [module for module in at_the_top if module and module.startswith("fsdpcheck.impl")]
 
 
-PARTICIPLES = re.compile(r"(?:^|_)(?:\w+ed|drawn|kept|made|shown|stood|here|alone|unfit)$")
+PARTICIPLES = re.compile(r"(?:^|_)(?:\w+ed|drawn|kept|made|seen|shown|stood|here|alone|unfit|unusual|wider)$|^of_")
 """What a module says of a thing without naming it."""
 KINDS_OF_RANKS = {"engines.simulated", "engines._simulated"}
 """Names that tokens and options have had from the beginning."""
@@ -166,5 +166,5 @@ NAMES_OF_PACKAGES = {"adapters.builtin._deepspeed", "adapters.builtin.deepspeed"
 def test_modules_are_named_by_their_subjects() -> None:
     named = {module for module in _modules() if PARTICIPLES.search(module.rpartition(".")[2])}
     assert named == (KINDS_OF_RANKS | NAMES_OF_PACKAGES) & set(_modules())
-    for wrong in ("covered", "groups_made", "here"):
+    for wrong in ("covered", "groups_made", "here", "layers_seen", "of_spaces"):
         assert PARTICIPLES.search(wrong)

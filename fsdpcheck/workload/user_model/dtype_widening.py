@@ -16,7 +16,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from fsdpcheck.case import UserModelSpec
 from fsdpcheck.compat import torch_private
-from fsdpcheck.exact import wider
+from fsdpcheck.exact import wider_dtype
 
 _WIDENED = (torch.float32, torch.bfloat16)
 
@@ -32,7 +32,7 @@ class _Widened(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         named = any(value is torch.float32 for value in (kwargs or {}).values())
         asked = {name: torch.float64 if value in _WIDENED else value for name, value in (kwargs or {}).items()}
-        with wider.named() if named else nullcontext():
+        with wider_dtype.named() if named else nullcontext():
             return _wide(func(*args, **asked))
 
 

@@ -19,8 +19,8 @@ from fsdpcheck.case.fields import MAX_WORLD_SIZE
 from fsdpcheck.errors import UsageError, explain
 from fsdpcheck.findings import tokens
 from fsdpcheck.strategies.choice import among
-from fsdpcheck.strategies.of_spaces import WORLD_SIZES, cases_of
 from fsdpcheck.strategies.space import CaseSpace, Space
+from fsdpcheck.strategies.space_drawing import WORLD_SIZES, cases_of
 from fsdpcheck.strategies.spaces import PLAIN
 from fsdpcheck.strategies.training import drawn_mesh
 from fsdpcheck.workload import batches

@@ -6,7 +6,7 @@ from typing import get_args
 
 from fsdpcheck.adapters.contract import Features
 from fsdpcheck.case import Arithmetic, LayerSpec, MeshSpec, ModelSpec, StepSpec, TrainingCase, Trait
-from fsdpcheck.strategies import unusual
+from fsdpcheck.strategies import rare_variants
 
 ALL = Features(frozenset({"plain"}), frozenset(get_args(Trait)))
 NONE = Features(frozenset({"plain"}))
@@ -29,7 +29,7 @@ NEW: frozenset[Trait] = frozenset(
 
 
 def variants(case: TrainingCase, features: Features = ALL, steps: tuple[int, ...] = STEPS) -> list[TrainingCase]:
-    return [made() for made in unusual.variants(case, features, steps)]
+    return [made() for made in rare_variants.variants(case, features, steps)]
 
 
 def changed(case: TrainingCase, features: Features = ALL) -> list[TrainingCase]:

@@ -17,7 +17,7 @@ from fsdpcheck.judging.first_wrong import WEIGHT
 from fsdpcheck.judging.law import Law
 from fsdpcheck.judging.registry import chapters
 from fsdpcheck.judging.run import Run
-from fsdpcheck.judging.where_seen import Number, Sought, Trail, common, in_words, of_violation, trail, with_square
+from fsdpcheck.judging.value_trail import Number, Sought, Trail, common, in_words, of_violation, trail, with_square
 
 CASE = TrainingCase(ModelSpec((LayerSpec(3),)), MeshSpec(1), BatchLayout("contiguous", 2), StepSpec("l1"))
 
