@@ -1,4 +1,4 @@
-"""Replaces every public callable of torch and of fsdpcheck's judge.
+"""Replaces every public function of torch's namespaces and of fsdpcheck's judge.
 
 Of torch each becomes one that does the same, but for comparisons, which find everything equal. What checks, computes
 the right answer or names causes does nothing any more: by name, and where somebody holds the function already.
@@ -16,7 +16,10 @@ from typing import Any
 import torch
 
 _EQUAL = ("equal", "allclose", "isclose", "eq", "all", "assert_close", "isfinite")
-_TORCH = ("torch", "torch.nn.functional", "torch.linalg", "torch.autograd", "torch.testing")
+_TORCH = (
+    *("torch", "torch.nn.functional", "torch.nn.init", "torch.nn.utils", "torch.linalg", "torch.fft", "torch.special"),
+    *("torch.autograd", "torch.func", "torch.random", "torch.distributed", "torch.testing", "torch.utils.checkpoint"),
+)
 _JUDGE = ("checks", "oracle", "diagnosis", "exact", "judging", "findings", "strategies")
 
 
