@@ -184,7 +184,7 @@ def epoch_left_out_of_the_seed() -> Change:
 
 @found.mechanism("meta-pytorch/opacus#779", "noise", adapter=_SAMPLES)
 def accountant_told_the_standard_deviation() -> Change:
-    """The accountant is told the standard deviation of the noise, not the multiplier."""
+    """The standard deviation of the noise is reported to the accountant, not the multiplier."""
     return _Change(
         "accountants.accountant",
         "IAccountant.get_optimizer_hook_fn",

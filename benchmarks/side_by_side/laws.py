@@ -22,7 +22,7 @@ _FIRST: Final = {
     "sample draw": "samplers.*", "noise": "[np][or]i*", "global norm": "global-norm.*", "memory": "lifecycle.*",
     "collective": "collectives.*", "output": "features.*",
 }  # fmt: skip
-"""Quantity that goes wrong first -> laws that are asked first, which saves time and decides nothing."""
+"""Quantity that goes wrong first -> laws that run first, which saves time and decides nothing."""
 
 
 class Laws:

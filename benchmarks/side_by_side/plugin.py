@@ -81,7 +81,7 @@ class _Asking:
             file.write(json.dumps(row) + "\n")
 
     def _answer(self, fault: str, baseline: dict[str, Any]) -> dict[str, Any]:
-        """Found and by which test, missed, or not executed; the quickest tests are asked first."""
+        """Found and by which test, missed, or not executed; the quickest tests run first."""
         started, passed = time.monotonic(), baseline["passed"]
         seconds = dict(zip(passed, baseline["seconds"], strict=True))
         left = sorted((passed[n] for n in baseline["executed"].get(fault, [])), key=seconds.__getitem__)

@@ -12,7 +12,7 @@ from fsdpcheck.engines._common import metal as metals
 from fsdpcheck.engines._common.hosts import at_most
 from fsdpcheck.engines._common.metal import GLOO, Metal
 from fsdpcheck.engines._real import monitor
-from fsdpcheck.engines._real.pool import Pool
+from fsdpcheck.engines._real.pool import Pool, settled
 from fsdpcheck.engines._real.transport import LocalLink
 from fsdpcheck.errors import OtherWorldSize, explain
 from fsdpcheck.execution import Execution, RunRequest
@@ -74,10 +74,7 @@ class ProcessesEngine(hosts.Hosted):
 
     def settle(self) -> tuple[str, ...]:
         """See engines/base.py."""
-        left = tuple(told for pool in self._pools.values() for told in pool.settle())
-        for world_size in [size for size, pool in self._pools.items() if pool.spent]:
-            self._discard(world_size)
-        return left
+        return settled(self._pools, self._discard)
 
     def close(self) -> None:
         for world_size in list(self._pools):

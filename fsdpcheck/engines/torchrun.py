@@ -26,7 +26,7 @@ from fsdpcheck.engines._real.contact import Contact
 from fsdpcheck.engines._real.follower import Place
 from fsdpcheck.engines._real.launch import is_under_torchrun, rank, world_size
 from fsdpcheck.engines._real.lifeline import Lifelines
-from fsdpcheck.engines._real.pool import Pool
+from fsdpcheck.engines._real.pool import Pool, settled
 from fsdpcheck.engines._real.remote_workers import FarLink, KeptLink
 from fsdpcheck.engines._real.transport import Link, LocalLink
 from fsdpcheck.engines.base import TORCHRUN
@@ -183,10 +183,7 @@ class TorchrunEngine(hosts.Hosted):
 
     def settle(self) -> tuple[str, ...]:
         """See engines/base.py."""
-        left = tuple(told for pool in self._pools.values() for told in pool.settle())
-        for size in [size for size, pool in self._pools.items() if pool.spent]:
-            self._discard(size)
-        return left
+        return settled(self._pools, self._discard)
 
     def close(self) -> None:
         """End the workers."""

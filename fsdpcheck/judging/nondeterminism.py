@@ -145,7 +145,7 @@ def _pairs(one: RankResult, other: RankResult) -> Iterator[tuple[tuple[str, Tens
 
 
 def _words(result: RankResult) -> Iterator[tuple[str, object]]:
-    """What a rank shows beside tensors, by place: what it drew, and what its accountant was told."""
+    """What a rank shows beside tensors, by place: what it drew, and what was reported to its accountant."""
     yield from ((f"the draws of epoch {epoch}", drawn) for by, _, epoch, drawn in result.observations if by == SAMPLER)
     yield from ((f"step {number}, what was accounted", step.accounted) for number, step in enumerate(result.steps))
 

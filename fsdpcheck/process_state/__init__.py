@@ -104,12 +104,12 @@ def undisturbed(is_so: bool = True) -> Iterator[None]:
         watched.names.save()
 
 
-def settled() -> tuple[str, ...]:
-    """Put back what runs have left changed and did not compare, and say what; nothing where runs compare all."""
+def settled() -> dict[str, Ranks]:
+    """Put back what runs have left changed and did not compare, for ``sentences``; nothing where runs compare all."""
     watched = state()
     found = watched.names.changes() if watched.undisturbed else []
     put_back(reversed(found))
-    return tuple(change.told() for change in found)
+    return dict.fromkeys((change.told() for change in found), frozenset())
 
 
 def put_back(changes: Iterable[Change]) -> list[Change]:
@@ -214,11 +214,6 @@ def of_each(left: Mapping[int, Iterable[str]]) -> dict[str, Ranks]:
     for rank, those in sorted(left.items()):
         found.update({what: found.get(what, frozenset()) | {rank} for what in those})
     return found
-
-
-def of_nobody(left: Iterable[str]) -> dict[str, Ranks]:
-    """The same of what ranks left of a process that they share."""
-    return dict.fromkeys(left, frozenset())
 
 
 def _who(ranks: Ranks, world_size: int) -> str:

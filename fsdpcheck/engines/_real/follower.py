@@ -115,7 +115,7 @@ def _answer(pipe: Connection, world: World, device: torch.device) -> None:
     while True:
         message = messages.loads(pipe.recv_bytes())
         if isinstance(message, Settle):
-            pipe.send_bytes(messages.dumps(process_state.settled()))
+            pipe.send_bytes(messages.dumps(tuple(process_state.settled())))
             continue
         loaded = loaded or provenance.Loaded([message.adapter, *message.installs])
         reply = follow(message, next(runs), world, device)

@@ -133,6 +133,14 @@ class Pool:
                     yield rank, payload
 
 
+def settled(pools: dict[int, Pool], discard: Callable[[int], None]) -> tuple[str, ...]:
+    """What the ranks of all pools have left (``Pool.settle``); ``discard(world_size)`` ends what is spent by then."""
+    left = tuple(told for pool in pools.values() for told in pool.settle())
+    for world_size in [size for size, pool in pools.items() if pool.spent]:
+        discard(world_size)
+    return left
+
+
 def end_of(path: Path) -> str:
     """The last lines of a file; "" where there is none."""
     if not path.exists():

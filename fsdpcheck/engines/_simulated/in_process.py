@@ -132,7 +132,7 @@ class InProcessEngine:
 
     def settle(self) -> tuple[str, ...]:
         """See engines/base.py."""
-        return process_state.sentences(process_state.of_nobody(process_state.settled()))
+        return process_state.sentences(process_state.settled())
 
     def close(self) -> None:
         _close_all(self._pools)

@@ -73,7 +73,7 @@ class _Service:
             case Read(reference, folder, case):
                 return messages.dumps(checkpoints.read(reference, folder, case))
             case Settle():
-                return messages.dumps(process_state.sentences(process_state.of_nobody(process_state.settled())))
+                return messages.dumps(process_state.sentences(process_state.settled()))
             case Cover(folder, reference, law):
                 self._covered = self._covered or Covered(folder, reference)
                 self._covered.counts_for(law)
