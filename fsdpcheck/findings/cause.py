@@ -34,18 +34,39 @@ def named(causes: Causes | None) -> str:
     return " or ".join(chosen) if len(chosen) <= _AT_MOST else ""
 
 
-def common(first: Causes | None, others: Iterable[Causes | None]) -> list[Cause]:
+def common(first: Causes | None, others: Iterable[Causes | None], apart: Iterable[Causes | None] = ()) -> list[Cause]:
     """The causes that fit every case that can tell, each in the words of the first case in which it stands.
 
     Each as strong as in the case where it is strongest: one case that is large enough speaks for the others. Where none
     fits all, those that fit most, if at most one case in five speaks against them: a mistake may show in two ways.
+    ``apart`` are causes of cases that fail although they are as the first case is where it holds.
+    Where all together name nothing, those of the first case are asked without the cases of another mistake: such as are
+    apart, and two at least with a cause that computes what was got and that the first case does not have.
     """
     told = [{cause.key: cause for cause in _distinct(own)} for own in (first, *others) if own is not None]
+    elsewhere = [{cause.key: cause for cause in _distinct(own)} for own in apart if own is not None]
+    words = _words([*told, *elsewhere])
+    causes = _fitting([*told, *elsewhere], words)
+    if named(causes) or not first:
+        return causes
+    own, *rest = told
+    left = [own, *(each for each in rest if not _of_another(each, own, [*rest, *elsewhere], words))]
+    kept = _fitting(left, {key: words[key] for key in own}) if len(left) > 1 else []
+    return kept if named(kept) else causes
+
+
+def _words(told: Iterable[dict[str, Cause]]) -> dict[str, Cause]:
+    """Each cause as it is worded first, and as strong as it is anywhere."""
     words: dict[str, Cause] = {}
     for own in told:
         for key, cause in own.items():
             words[key] = cause._replace(strength=min(cause.strength, words.get(key, cause).strength),
                                           text=words.get(key, cause).text)  # fmt: skip
+    return words
+
+
+def _fitting(told: Sequence[dict[str, Cause]], words: dict[str, Cause]) -> list[Cause]:
+    """Those of ``words`` that fit all of ``told``, or most of them."""
     against = {key: sum(_speaks_against(own, cause) for own in told) for key, cause in words.items()}
     support = {key: sum(key in own for own in told) for key in words}
     best = max((support[key] - _WEIGHT * against[key] for key in words), default=0)
@@ -54,6 +75,16 @@ def common(first: Causes | None, others: Iterable[Causes | None]) -> list[Cause]
         most = max(support[cause.key] for cause in full)
         return [cause for cause in full if 2 * support[cause.key] > most]
     return [cause for key, cause in words.items() if best > 0 and support[key] - _WEIGHT * against[key] == best]
+
+
+def _of_another(
+    case: dict[str, Cause], own: dict[str, Cause], rest: Sequence[dict[str, Cause]], words: dict[str, Cause]
+) -> bool:
+    """Whether ``case`` has a cause that computes what was got, as a further one has too, and none that ``own`` has."""
+    if any(words[key].strength == EXACT for key in case.keys() & own.keys()):
+        return False
+    exact = [key for key, cause in case.items() if cause.strength == EXACT]
+    return any(sum(key in each and each[key].strength == EXACT for each in rest) > 1 for key in exact)
 
 
 _WEIGHT = 4  # cases in favour that outweigh one against

@@ -12,6 +12,8 @@ _OF_VALUES: Final = ("value", "undetermined")
 _LONGEST: Final = 300
 """Characters of what is written down of a finding."""
 _NUMBER: Final = re.compile(r"\d[\d.e+-]*")
+OTHER_NUMBERS: Final = "other numbers"
+"""What the change of a case's seed is called: it says something of values, nothing of structure."""
 OF_NORMS: Final = "clipped by factors from wrong norms: "
 """What a cause begins with that tells why norms are wrong, where it is seen in what was clipped by them."""
 
@@ -91,11 +93,14 @@ def _differ(one: str, other: str) -> bool:
 def _turned_alike(one: Finding, other: Finding) -> bool:
     """Whether each change that was tried in both cases did the same, and one makes both hold.
 
-    Where none makes either hold, as of two mistakes in one case, the first wrong quantity must be known.
+    Where none makes either hold, as of two mistakes in one case, the first wrong quantity must be known. What other
+    numbers do says nothing: they may let a rare thing happen, or keep it away.
     """
-    holds, breaks = {*one.holds_with}, {*one.breaks_with}
-    if holds & {*other.breaks_with} or breaks & {*other.holds_with}:
+    holds, breaks, others_hold = (
+        {*words} - {OTHER_NUMBERS} for words in (one.holds_with, one.breaks_with, other.holds_with)
+    )
+    if holds & {*other.breaks_with} or breaks & others_hold:
         return False
-    if not holds and not other.holds_with:
+    if not holds and not others_hold:
         return bool(one.quantity and other.quantity)
-    return bool(holds & {*other.holds_with})
+    return bool(holds & others_hold)

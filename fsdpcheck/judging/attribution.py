@@ -8,12 +8,12 @@ that is said.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from fsdpcheck.case import Case, TrainingCase
 from fsdpcheck.findings.cause import DID_NOT_MOVE, Causes, common, named
-from fsdpcheck.judging import coverage_minimums
+from fsdpcheck.judging import coverage_minimums, one_change
 from fsdpcheck.judging.first_wrong import NOT_KNOWN, FirstWrong
 
 CASES = 40
@@ -33,18 +33,28 @@ class Evidence:
     Cases that shrinking visits are not drawn: they are alike, so they tell nothing about kinds of case.
     """
 
-    causes: list[Causes | None] = field(default_factory=list)
+    causes: list[tuple[Case, Causes | None]] = field(default_factory=list)
     """Of at most DIAGNOSED failing cases."""
     drawn: dict[Case, bool] = field(default_factory=dict)
     """Case -> whether it failed."""
 
-    def cause(self, minimal: Causes | None, first_wrong: FirstWrong = NOT_KNOWN, freezes: bool = False) -> str:
+    def cause(
+        self,
+        minimal: Causes | None,
+        first_wrong: FirstWrong = NOT_KNOWN,
+        freezes: bool = False,
+        holds_with: Collection[str] = (),
+    ) -> str:
         """The cause in the words of the minimal case; "" unless one or two causes fit all failing cases.
 
         ``first_wrong``: the quantity of the minimal case that is wrong first. That parameters did not move is no cause
         of one before; behind a gradient that is missing that is why. ``freezes``: whether that case has others frozen.
+        ``holds_with``: changes that make the minimal case hold. Where no cause fits all, a case that fails although it
+        is so does not count.
         """
-        causes = common(minimal, self.causes)
+        like = [own for case, own in self.causes if one_change.lacks(case, holds_with)]
+        apart = [own for case, own in self.causes if not one_change.lacks(case, holds_with)]
+        causes = common(minimal, like, apart)
         if first_wrong.quantity in ("", "updated"):
             return named(causes)
         others = named([cause for cause in causes if cause.key != DID_NOT_MOVE])

@@ -79,17 +79,17 @@ class Counterexample:
                     self.evidence.drawn.setdefault(case, False)
                 elif isinstance(error, Violation) and error.what == minimal.what:
                     self.evidence.drawn.setdefault(case, True)
-                    self._diagnose(error, stack)
+                    self._diagnose(case, error, stack)
             self._localise(law, run, smallest, holds)
 
-    def _diagnose(self, error: Violation, stack: ExitStack) -> None:
+    def _diagnose(self, case: Case, error: Violation, stack: ExitStack) -> None:
         """Learn causes of a further failing case; what fails in that is raised when all else has been looked at."""
         if len(self.evidence.causes) >= DIAGNOSED:
             return
         try:
-            self.evidence.causes.append(error.causes)
+            self.evidence.causes.append((case, error.causes))
         except Exception as failed:
-            self.evidence.causes.append(None)
+            self.evidence.causes.append((case, None))
             stack.callback(_raise, failed)
 
     def _localise(self, law: Law, run: Run, smallest: Case, holds: Callable[[Case], bool | None]) -> None:
@@ -106,13 +106,13 @@ class Counterexample:
 
     def diagnosed(self) -> Finding:
         """The finding with what the minimal case and all evidence say about its cause."""
-        first, minimal = self.violations[0][1], self.violations[-1][1]
+        (began, first), (_, minimal) = self.violations[0], self.violations[-1]
         if first is not minimal and first.what == minimal.what:
-            self.evidence.causes.append(first.causes)
+            self.evidence.causes.append((began, first.causes))
         cause = self.memory or minimal.cause
         if not self.memory and (minimal.causes is not None or self._others_tell()):
             freezes = "frozen" in self.smallest.requires()
-            cause = self.evidence.cause(minimal.causes, self.first_wrong, freezes)
+            cause = self.evidence.cause(minimal.causes, self.first_wrong, freezes, self.tried.holds)
         first_wrong, tried = self.first_wrong, self.tried
         return replace(
             self.finding,
@@ -131,7 +131,7 @@ class Counterexample:
 
         Of what was raised they do not: a cause of theirs is one of ranks that came apart.
         """
-        return self.finding.kind != "raised" and any(self.evidence.causes)
+        return self.finding.kind != "raised" and any(causes for _, causes in self.evidence.causes)
 
     def _of_law(self) -> str:
         """What the law compares is the first to differ, where nothing of its training does; "" where that is not known.

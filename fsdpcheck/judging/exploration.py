@@ -123,10 +123,10 @@ class Exploration:
             raise Stop(error, case) from error
         finally:
             self.tally.left.update(self.run.ran.left)
-        if self.broken is None:
+        if self.broken is None:  # else it is a case that shrinking visits
             self._drawn.drawn[case] = False
+            self.tally.passed += 1
         self.tally.reach(self.run.ran.reached)
-        self.tally.passed += 1
         self.count(case)
 
     def _ask(self, case: Case) -> None:
@@ -248,7 +248,8 @@ class Exploration:
 
     def _judge_drawn(self, most: int, label: str) -> BaseException | None:
         tally, wanted, vain = self.tally, self.tally.passed + most, 0
-        for batch, cases in self._batches(most, label):
+        for batch, drawn in self._batches(most, label):
+            cases = sorted(drawn, key=self._told)
             before, known = tally.passed, {*tally.judged, *tally.rejected, *tally.refused}
             for case, following in zip_longest(cases, cases[1:]):
                 if case in known:
@@ -271,6 +272,10 @@ class Exploration:
             if vain == _VAIN or not cases:
                 return None
         return None
+
+    def _told(self, case: Case) -> bool:
+        """Whether ``case`` would break the law as what is told already, if it does: others are judged before."""
+        return any(known.may_be_of(case) for known in self.known)
 
     def _work_ahead(self, following: Case) -> None:
         """Have the answer of the case that is judged next computed while the ranks of this one compute."""

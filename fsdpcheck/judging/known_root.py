@@ -29,7 +29,11 @@ class KnownRoot:
             return False
         if kind != "value":
             return place == self.finding.place
-        return violation.what == self.finding.what and one_change.lacks(case, self.finding.holds_with)
+        return violation.what == self.finding.what and self.may_be_of(case)
+
+    def may_be_of(self, case: Case) -> bool:
+        """Whether ``case`` is so with none of the changes that make the finding's hold."""
+        return one_change.lacks(case, self.finding.holds_with)
 
 
 def seen(run: Run, violation: Violation) -> tuple[str, str]:

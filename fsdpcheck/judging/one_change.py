@@ -15,9 +15,8 @@ from typing import Any, Final
 from fsdpcheck.case import Case, LayerSpec, TrainingCase
 from fsdpcheck.case.training import BatchLayout
 from fsdpcheck.errors import InvalidCase
+from fsdpcheck.findings.roots import OTHER_NUMBERS
 
-_OTHER_NUMBERS: Final = "other numbers"
-"""What the change of the seed is called: it says something of values, nothing of structure."""
 _TOLD: Final = 4
 """Most changes that are named: where more make a law hold, the case is at an edge of its own."""
 
@@ -46,7 +45,7 @@ def tried(case: Case, drawn: Collection[Case], holds: Callable[[Case], bool | No
     return Tried(
         tuple(words for words, _, held in found if held),
         tuple(words for words, _, held in found if held is False),
-        tuple(changed for words, changed, held in found if held and words != _OTHER_NUMBERS),
+        tuple(changed for words, changed, held in found if held and words != OTHER_NUMBERS),
     )
 
 
@@ -62,7 +61,7 @@ def in_words(tried: Tried) -> str:
     others = f"{failing} other{'s' * (failing != 1)}"
     if not told:
         return f"breaks with each of {failing} single changes as well" if failing > 1 else ""
-    if told == [_OTHER_NUMBERS]:
+    if told == [OTHER_NUMBERS]:
         return f"holds with other numbers alone, none of {others}: values matter, no single part of the case"
     more = len(told) - _TOLD
     listed = "; or ".join(told[:_TOLD]) + (
@@ -84,7 +83,7 @@ def _changed(case: Case, drawn: Collection[Case]) -> Iterator[tuple[str, Case]]:
         if made not in known:
             known.add(made)
             yield change.words, made
-    yield _OTHER_NUMBERS, replace(case, seed=case.seed + 1)
+    yield OTHER_NUMBERS, replace(case, seed=case.seed + 1)
 
 
 def _plainer(case: Any) -> Iterator[Change]:

@@ -6,12 +6,13 @@ from dataclasses import replace
 
 import pytest
 
-from fsdpcheck.findings.roots import OF_NORMS, grouped, same
+from fsdpcheck.findings.roots import OF_NORMS, OTHER_NUMBERS, grouped, same
 from fsdpcheck.findings.verdict import Finding
 
 TEXTS = ("law", "guarantee", "adapter", "engine", "what", "got", "wanted", "where", "words", "token")
 FINDING = Finding(**dict.fromkeys(TEXTS, "x"), kind="value", place="", cause="", case={})  # type: ignore[arg-type]
 ONE_BATCH = replace(FINDING, quantity="gradient", holds_with=("one micro-batch",), breaks_with=("one rank", "no bias"))
+BY_NUMBERS = replace(ONE_BATCH, quantity="", holds_with=("one micro-batch", OTHER_NUMBERS))
 
 
 @pytest.mark.parametrize(
@@ -35,6 +36,8 @@ ONE_BATCH = replace(FINDING, quantity="gradient", holds_with=("one micro-batch",
         (ONE_BATCH, replace(ONE_BATCH, holds_with=("no bias",), breaks_with=("one rank",)), False),
         (ONE_BATCH, replace(ONE_BATCH, holds_with=("nothing tied",), breaks_with=("one rank",)), False),
         (ONE_BATCH, replace(ONE_BATCH, holds_with=(), breaks_with=("one rank",)), False),
+        (BY_NUMBERS, replace(ONE_BATCH, law="y", breaks_with=(OTHER_NUMBERS,)), True),
+        (BY_NUMBERS, replace(FINDING, law="y", holds_with=(OTHER_NUMBERS,)), False),
         (
             replace(ONE_BATCH, holds_with=(), breaks_with=("one rank",)),
             replace(ONE_BATCH, holds_with=(), breaks_with=("SGD",)),

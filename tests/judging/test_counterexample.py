@@ -17,7 +17,11 @@ ORDER = [Cause("order", "the same collectives in another order")]
 
 def told(kind: str, own: Causes | None, others: list[Causes | None]) -> str:
     shown = Violation("the run did not complete", got="", wanted="", where="", cause=lambda: own)
-    return Counterexample(finding(kind=kind), [(SMALLEST, shown)], None, Evidence(others)).diagnosed().cause
+    return (
+        Counterexample(finding(kind=kind), [(SMALLEST, shown)], None, Evidence([(SMALLEST, other) for other in others]))
+        .diagnosed()
+        .cause
+    )
 
 
 @pytest.mark.parametrize("kind", ["deadlock", "mismatch", "value"])

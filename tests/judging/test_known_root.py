@@ -13,10 +13,12 @@ from fsdpcheck.errors import AdapterError
 from fsdpcheck.execution import Failure, RankState
 from fsdpcheck.findings.tokens import decode
 from fsdpcheck.findings.violation import Violation
+from fsdpcheck.judging import coverage
 from fsdpcheck.judging.check import check_law
 from fsdpcheck.judging.exploration import Exploration, Stop
 from fsdpcheck.judging.known_root import seen
 from fsdpcheck.judging.run import Run
+from fsdpcheck.judging.tally import Tally
 from fsdpcheck.strategies import BuiltSpace
 from tests.common.laws_by_hand import FakeEngine, a_case, a_law
 
@@ -62,6 +64,42 @@ def test_two_roots_that_the_law_says_the_same_of_are_two_findings(run: Run) -> N
         (1, False, 2),
         (1, True, 1),
     }, "each is made smaller, and stays what it is"
+
+
+def of_rare_steps(case: TrainingCase, run: Run) -> None:
+    """Most cases break it by their micro-batches; of the others, those of three steps."""
+    judged.append(case)
+    if case.step.micro_batches > 1 or case.step.steps > 2:
+        raise broken("it is wrong")
+
+
+judged: list[TrainingCase] = []
+
+
+def test_cases_that_may_fail_like_what_is_told_are_judged_last(run: Run) -> None:
+    """Of few cases that are judged, none is spent on what is told while another is there."""
+    judged.clear()
+    verdict = check_law(a_law(of_rare_steps, **LAW), run, most=6, roots=8)
+    assert {one.holds_with for one in verdict.findings} == {("one micro-batch",), ("one step",)}
+
+
+def of_all_but_the_plainest(case: TrainingCase, run: Run) -> None:
+    judged.append(case)
+    if case.world_size * case.step.steps * case.step.micro_batches > 1:
+        raise broken("it is wrong")
+
+
+def test_cases_that_shrinking_visits_are_not_counted_as_judged_behind(run: Run) -> None:
+    """Else nothing would be judged behind a finding whose shrinking visits as many as were asked for."""
+    judged.clear()
+    law, tally = a_law(of_all_but_the_plainest, **LAW), Tally(coverage.Limits(None, (1, 2)), 1)
+    exploration = Exploration(law, run, tally, (1, 2))
+    assert exploration.explore(4) is None
+    assert exploration.broken is not None
+    holding = [case.world_size * case.step.steps * case.step.micro_batches == 1 for case in judged]
+    drawn = holding.index(False)
+    assert any(holding[drawn:]), "shrinking has visited what holds"
+    assert tally.passed == drawn
 
 
 def always(case: TrainingCase, run: Run) -> None:
