@@ -17,18 +17,20 @@ OF_NORMS: Final = "clipped by factors from wrong norms: "
 
 
 def grouped(findings: Iterable[Finding]) -> list[list[Finding]]:
-    """Findings by root, in the order their roots were found; each is with the first group that has its like.
+    """Findings by root, in the order their roots were found; one that is like findings of two groups makes them one.
 
     The first of a group speaks for it: one that compares with the single device before one that compares two runs of
     the implementation, then one that names lines of its code, then one with a cause, then that of the plainest case.
     """
     groups: list[list[Finding]] = []
     for finding in findings:
-        home = next((group for group in groups if any(same(finding, other) for other in group)), None)
-        if home is None:
+        homes = [group for group in groups if any(same(finding, other) for other in group)]
+        if not homes:
             groups.append([finding])
-        else:
-            home.append(finding)
+            continue
+        first, *others = homes
+        first += [*(one for group in others for one in group), finding]
+        groups = [group for group in groups if not any(group is other for other in others)]
     return [sorted(group, key=_silence) for group in groups]
 
 

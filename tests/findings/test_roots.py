@@ -56,6 +56,18 @@ def test_groups_are_in_the_order_of_their_first_findings() -> None:
     assert grouped([FINDING, second, third]) == [[FINDING, third], [second]]
 
 
+def test_a_finding_that_is_like_two_groups_makes_them_one() -> None:
+    """Of a sum that is not averaged: a wrong norm, an update without a cause, and gradients of another cause."""
+    norm = replace(FINDING, cause="it is W = 2 times", quantity="global norm", holds_with=("one rank",))
+    update = replace(norm, law="global-norm.update", cause="")
+    gradient = replace(FINDING, law="training.plain", cause="the gradient is W = 2 times", quantity="gradient")
+    rounded = replace(gradient, law="rounding.gradients", quantity="", holds_with=("one rank",))
+    assert len(grouped([norm, update, gradient])) == 2
+    (whole,) = grouped([norm, update, gradient, rounded])
+    assert {*map(id, whole)} == {*map(id, (norm, update, gradient, rounded))}
+    assert len(grouped([norm, update, gradient, rounded, replace(FINDING, cause="another")])) == 2
+
+
 def test_what_says_most_speaks_for_its_root() -> None:
     of_runs = replace(FINDING, law="invariance.world", cause="W = 2 times", lines="a.py:3")
     without_lines = replace(FINDING, law="training.plain", cause="W = 3 times")
