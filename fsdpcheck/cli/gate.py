@@ -11,7 +11,7 @@ from functools import partial
 from pathlib import Path
 from typing import Final
 
-from fsdpcheck.cli import sessions, settings
+from fsdpcheck.cli import demands, sessions, settings
 from fsdpcheck.cli.exits import is_launched
 from fsdpcheck.errors import HOLDS, USAGE, UsageError, explain
 from fsdpcheck.findings import tokens
@@ -31,6 +31,7 @@ _EPILOG: Final = """settings:
   adapter = ["train.py:MyAdapter"]    a list is a repeated option
   profile = "ci"
   avoid = ["tied"]
+  require = ["training.*"]            laws that have to be promised and judged, whatever the baseline has
   [[tool.fsdpcheck.waiver]]           a known defect, with its witness: docs/gate.md
 An option given here replaces that of FSDPCHECK_PROFILE and the like in the environment, and that one the file's.
 
@@ -68,6 +69,7 @@ def _add(gate: argparse.ArgumentParser) -> None:
     """What may be a setting too; --update may not: a gate that always writes its baseline is always green."""
     what = f"what must be judged at least (default: {_BASELINE})"
     gate.add_argument("--baseline", type=Path, default=_BASELINE, metavar="FILE", help=what)
+    demands.add_require(gate)
 
 
 def _gate(options: argparse.Namespace) -> int:
@@ -85,6 +87,7 @@ def _gate(options: argparse.Namespace) -> int:
             return
         sentences = wanted.missing(ledger) if wanted is not None else []
         sentences += [_on_torchrun(options.baseline) or _NEXT] if sentences else []
+        sentences += demands.required(options, ledger)
         try:
             waived = applied(waivers, ledger.findings, partial(_replayed, options), date.today())
             ledger.waived = {finding.token: str(waiver) for finding, waiver in waived.findings}

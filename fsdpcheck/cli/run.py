@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import argparse
 import sys
+from functools import partial
 from pathlib import Path
 
-from fsdpcheck.cli import blocks, coverage, gate, sessions, settings
+from fsdpcheck.cli import blocks, coverage, demands, gate, sessions, settings
 from fsdpcheck.cli.exits import say
-from fsdpcheck.errors import UsageError
+from fsdpcheck.errors import UsageError, explain
 from fsdpcheck.findings.verdict import exit_code
 from fsdpcheck.report import colour
 
@@ -37,6 +38,7 @@ def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     run.set_defaults(command=_run)
     sessions.add(run)
     blocks.add(run)
+    demands.add(run)
     run.add_argument(
         "--resume", action="store_true", help="check only what FILE, of an interrupted session, does not hold yet"
     )
@@ -47,9 +49,14 @@ def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
 def _run(options: argparse.Namespace) -> int:
     if options.resume and not options.json:
         raise UsageError("--resume goes on with the session of a file; next: name it with --json")
+    if options.shard != (1, 1) and (options.require or options.baseline is not None):
+        what = "a shard is held to nothing: it judges a part"
+        then = "say --require and --baseline to `fsdpcheck merge`, which has all of it"
+        raise UsageError(explain(what, then=then))
+    held_to = partial(demands.hold, options, demands.read(options))
     if options.coverage is not None:
         with coverage.measured(options) as folder:
-            ledger = sessions.told(options, folder=folder)
+            ledger = sessions.told(options, folder=folder, held_to=held_to)
             print(coverage.reached(folder, options.coverage, colour.painter(sys.stdout)), flush=True)
         return ledger.exit_code
     if not (options.adapter or options.parallelize or options.model) and settings.are_in(gate.SETTINGS):
@@ -57,7 +64,7 @@ def _run(options: argparse.Namespace) -> int:
         say(f"fsdpcheck: {what} {', '.join(sessions.plan_of(options).adapters)}")
     codes = []
     for block in blocks.each(options):
-        ledger = sessions.told(block, goes_on=block.resume)
+        ledger = sessions.told(block, goes_on=block.resume, held_to=held_to)
         codes.append(ledger.exit_code)
         if ledger.interrupted:
             return ledger.exit_code

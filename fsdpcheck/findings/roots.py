@@ -12,6 +12,7 @@ _OF_VALUES: Final = ("value", "undetermined")
 _LONGEST: Final = 300
 """Characters of what is written down of a finding."""
 _NUMBER: Final = re.compile(r"\d[\d.e+-]*")
+_FACTOR: Final = re.compile(r"exactly (\S+) = # times the right")
 OTHER_NUMBERS: Final = "other numbers"
 """What the change of a case's seed is called: it says something of values, nothing of structure."""
 OF_NORMS: Final = "clipped by factors from wrong norms: "
@@ -19,19 +20,31 @@ OF_NORMS: Final = "clipped by factors from wrong norms: "
 
 
 def grouped(findings: Iterable[Finding]) -> list[list[Finding]]:
-    """Findings by root, in the order their roots were found; each is with the first group that has its like.
+    """Findings by root, in the order their roots were found; one that is like findings of two groups makes them one.
+
+    Unless the two have causes, and neither the same nor one factor of theirs: then it is with the first of them.
 
     The first of a group speaks for it: one that compares with the single device before one that compares two runs of
     the implementation, then one that names lines of its code, then one with a cause, then that of the plainest case.
     """
     groups: list[list[Finding]] = []
     for finding in findings:
-        home = next((group for group in groups if any(same(finding, other) for other in group)), None)
-        if home is None:
+        homes = [group for group in groups if any(same(finding, other) for other in group)]
+        if not homes:
             groups.append([finding])
-        else:
-            home.append(finding)
+            continue
+        first, *others = homes
+        others = [group for group in others if len(_causes([*first, *group])) < 2]
+        first += [*(one for group in others for one in group), finding]
+        groups = [group for group in groups if not any(group is other for other in others)]
     return [sorted(group, key=_silence) for group in groups]
+
+
+def _causes(group: Iterable[Finding]) -> set[str]:
+    """Which causes are named: what is too large by one factor is of one cause, norms and gradients alike."""
+    causes = {_defect(finding.cause) for finding in group if finding.cause}
+    factors = [factor[1] for cause in causes if (factor := _FACTOR.search(cause))]
+    return {*factors} if len(factors) == len(causes) else causes
 
 
 def same(one: Finding, other: Finding) -> bool:

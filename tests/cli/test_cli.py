@@ -30,14 +30,14 @@ _SESSION = {
     "--param-dtype", "--reduce-dtype", "--device", "--backend",
 }  # fmt: skip
 OPTIONS = {
-    "run": {*_SESSION, "--resume", "--coverage", "--shard", "--blocks"},
+    "run": {*_SESSION, "--resume", "--coverage", "--shard", "--blocks", "--require", "--baseline"},
     "preflight": _SESSION,
-    "gate": {*_SESSION, "--baseline", "--update"},
+    "gate": {*_SESSION, "--baseline", "--require", "--update"},
     "report": {
         "--github", "--help", "--html", "--junit", "--markdown", "--power", "--sarif", "--schema", "--verbose", "-h",
         "-v", "FILE",
     },
-    "merge": {"--help", "--json", "-h", "FILE"},
+    "merge": {"--baseline", "--help", "--json", "--require", "-h", "FILE"},
     "doctor": {"--adapter", "--help", "--json", "-h"},
     "init": {"--help", "--no-workflow", "-h", "KIND"},
     "replay": {

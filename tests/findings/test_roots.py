@@ -59,6 +59,33 @@ def test_groups_are_in_the_order_of_their_first_findings() -> None:
     assert grouped([FINDING, second, third]) == [[FINDING, third], [second]]
 
 
+def test_a_finding_that_is_like_two_groups_makes_them_one() -> None:
+    """Of a sum that is not averaged: a wrong norm, an update without a cause, and gradients of another cause."""
+    norm = replace(
+        FINDING, cause="it is exactly W = 2 times the right one", quantity="global norm", holds_with=("one rank",)
+    )
+    update = replace(norm, law="global-norm.update", cause="")
+    gradient = replace(
+        FINDING,
+        law="training.plain",
+        cause="the gradient is exactly W = 2 times the right one: added up",
+        quantity="gradient",
+    )
+    rounded = replace(gradient, law="rounding.gradients", quantity="", holds_with=("one rank",))
+    assert len(grouped([norm, update, gradient])) == 2
+    (whole,) = grouped([norm, update, gradient, rounded])
+    assert {*map(id, whole)} == {*map(id, (norm, update, gradient, rounded))}
+    assert len(grouped([norm, update, gradient, rounded, replace(FINDING, cause="another")])) == 2
+
+
+@pytest.mark.parametrize("cause", ["the gradient is exactly N = 2 times the right one", "rows are not merged"])
+def test_a_finding_without_a_cause_makes_none_of_two_causes(cause: str) -> None:
+    norm = replace(FINDING, cause="it is exactly W = 2 times the right one", holds_with=("one rank",))
+    other = replace(FINDING, law="training.plain", cause=cause, holds_with=("one rank",))
+    between = replace(FINDING, law="training.evaluation", holds_with=("one rank",))
+    assert grouped([norm, other, between]) == [[norm, between], [other]]
+
+
 def test_what_says_most_speaks_for_its_root() -> None:
     of_runs = replace(FINDING, law="invariance.world", cause="W = 2 times", lines="a.py:3")
     without_lines = replace(FINDING, law="training.plain", cause="W = 3 times")

@@ -30,6 +30,8 @@ from tests.common.commands import environment
 
 ROOT = Path(__file__).parents[2]
 DOCUMENTS = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+EXAMPLES = ROOT / "docs" / "examples"
+"""Each repository in it has commands of its own, which run in its folder."""
 
 pytestmark = pytest.mark.skipif(not DOCUMENTS[0].is_file(), reason="only a checkout has the documents")
 
@@ -51,6 +53,16 @@ def _shown() -> list[tuple[str, str]]:
         lines = [line.strip() for line in text.splitlines() if re.match(r"  (fsdpcheck|torchrun) ", line)]
         found += [("help", re.split(r"\s{2,}", line)[0]) for line in lines]
     return found
+
+
+def _of_examples() -> list[tuple[str, str]]:
+    """(folder, command line) of what the repositories of docs/examples show."""
+    return [
+        (path.parent.name, line.removeprefix("$ "))
+        for path in sorted(EXAMPLES.glob("*/README.md"))
+        for block in _fenced(path.read_text(encoding="utf-8"), "console")
+        for line in block.splitlines()
+    ]
 
 
 def _parts(line: str) -> Iterator[list[str]]:
@@ -163,6 +175,29 @@ def test_every_command_that_is_shown_is_parsed_and_names_what_exists() -> None:
             except (SystemExit, AssertionError, KeyError) as error:
                 if "--help" not in words:
                     pytest.fail(f"{where}: {line!r}: {error!r}")
+
+
+def test_every_command_of_an_example_is_one_that_there_is() -> None:
+    shown = _of_examples()
+    assert {folder for folder, _ in shown} == {"char_transformer", "private_finetuning"}
+    for folder, line in shown:
+        for program, *words in _parts(line):
+            assert program == "fsdpcheck", line
+            options = vars(cli._parser().parse_args(words))
+            script = options.get("line") or options.get("script") or "train.py"
+            assert (EXAMPLES / folder / shlex.split(str(script))[0]).is_file(), line
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize(("folder", "line"), _of_examples())
+def test_every_command_of_an_example_runs_in_its_folder(folder: str, line: str, tmp_path: Path) -> None:
+    if folder == "private_finetuning":
+        pytest.importorskip("opacus")
+    made = Path(shutil.copytree(EXAMPLES / folder, tmp_path / folder))
+    for words in _parts(line):
+        start = [sys.executable, "-m", *words]
+        done = subprocess.run(start, cwd=made, env=environment(), capture_output=True, text=True)
+        assert done.returncode == 0, (line, done.stdout[-3000:], done.stderr[-3000:])
 
 
 def test_what_is_no_command_is_noticed() -> None:

@@ -74,13 +74,14 @@ def private(tmp_path: Path) -> Path:
     return Path(shutil.copytree(EXAMPLES / "private_finetuning", tmp_path / "private_finetuning"))
 
 
-def test_a_gate_on_private_fine_tuning_is_green_through_its_waiver_alone(private: Path) -> None:
+def test_a_gate_on_private_fine_tuning_is_green_through_its_waivers_alone(private: Path) -> None:
     code, out, err = run(private, "gate", "--jobs", "2", "--no-confirm", "--json", "out.json")
     assert code == 0, out + err
     assert out.count("WAIVED: 4 findings: clipping.* on ") == 1, out
+    assert out.count("WAIVED: 1 finding: clipping.beside on ") == 1, out
     verdicts = json.loads((private / "out.json").read_text(encoding="utf-8"))["verdicts"]
     found = {one["law"] for one in verdicts if one["status"] == "finding"}
-    assert found == {f"clipping.{law}" for law in ("coefficients", "factors", "norms", "sum")}
+    assert found == {f"clipping.{law}" for law in ("coefficients", "factors", "norms", "sum", "beside")}
     assert "the row of padding_idx, which has no gradient, counts in the norm" in out
     settings = (private / "pyproject.toml").read_text(encoding="utf-8")
     (private / "pyproject.toml").write_text(settings[: settings.index("[[tool.fsdpcheck.waiver]]")], encoding="utf-8")

@@ -6,6 +6,7 @@ import importlib
 import os
 import subprocess
 import sys
+import tarfile
 import tomllib
 import zipfile
 from collections import defaultdict
@@ -195,11 +196,61 @@ def test_the_wheel_holds_only_fsdpcheck(tmp_path: Path) -> None:
     assert any("LICENSE" in name for name in names)
 
 
-def _copy(target: Path) -> None:
+_BUILD = """
+import sys
+from setuptools import build_meta
+print(getattr(build_meta, sys.argv[1])(sys.argv[2]))
+"""
+
+
+@checkout
+@pytest.mark.nightly
+def test_what_is_released_judges_from_an_empty_folder(tmp_path: Path) -> None:
+    """The wheel that is made of the sdist judges, installed beside nothing else of this project, and has its files."""
+    for needed in ("setuptools", "pip"):
+        pytest.importorskip(needed)
+    source, built, installed, empty = (tmp_path / name for name in ("source", "built", "installed", "empty"))
+    for folder in (built, empty):
+        folder.mkdir()
+    _copy(source, *("tests", "conftest.py", "tox.ini", "constraints.txt", "CHANGELOG.md"))
+    _build("build_sdist", source, built)
+    (sdist,) = built.glob("*.tar.gz")
+    with tarfile.open(sdist) as packed:
+        packed.extractall(tmp_path / "unpacked", filter="data")
+    (unpacked,) = (tmp_path / "unpacked").iterdir()
+    assert (unpacked / "tests" / "conftest.py").is_file()
+    _build("build_wheel", unpacked, built)
+    (wheel,) = built.glob("*.whl")
+    pip = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--no-index", "--target", str(installed)]
+    subprocess.run([*pip, str(wheel)], check=True, capture_output=True)
+    assert {path.name for path in installed.iterdir()} - {"bin"} == {
+        "fsdpcheck",
+        f"fsdpcheck-{fsdpcheck.__version__}.dist-info",
+    }
+    environment = {**os.environ, "PYTHONPATH": str(installed), "OMP_NUM_THREADS": "1"}
+    for words, said in (
+        (["-c", "import fsdpcheck; print(fsdpcheck.__file__)"], str(installed)),
+        (["-m", "fsdpcheck", "init", "ddp"], "fsdpcheck_adapter.py: written"),
+        (["-m", "fsdpcheck", "gate", "--update", "--law", "lifecycle.loss", "--html", "page.html"], "commit it"),
+    ):
+        done = subprocess.run([sys.executable, *words], cwd=empty, env=environment, capture_output=True, text=True)
+        assert (done.returncode, said in done.stdout) == (0, True), done.stdout + done.stderr
+
+
+def _build(what: str, source: Path, built: Path) -> None:
+    """Without isolation, so that nothing is fetched."""
+    command = [sys.executable, "-W", "ignore", "-c", _BUILD, what, str(built)]
+    subprocess.run(command, cwd=source, check=True, capture_output=True)
+
+
+def _copy(target: Path, *more: str) -> None:
     import shutil
 
     ignore = shutil.ignore_patterns("__pycache__", "*.egg-info")
     for name in ("fsdpcheck", "impl", "properties"):
         shutil.copytree(HERE / name, target / name, ignore=ignore)
-    for name in ("pyproject.toml", "README.md", "LICENSE", "MANIFEST.in"):
-        shutil.copy(HERE / name, target / name)
+    for name in ("pyproject.toml", "README.md", "LICENSE", "MANIFEST.in", *more):
+        if (HERE / name).is_dir():
+            shutil.copytree(HERE / name, target / name, ignore=ignore)
+        else:
+            shutil.copy(HERE / name, target / name)
