@@ -92,7 +92,7 @@ STUDIES: Final[dict[str, tuple[str, str, str]]] = {
     "before-after": (
         "before_and_after",
         "lines",
-        "CHECKOUT [GLOB]: ten planted mistakes, as printed by an earlier commit and by this one",
+        "PYTHON [GLOB]: ten planted mistakes, as printed by an earlier commit and by this one",
     ),
     "diagnosis": ("diagnosis", "reports", "[SEED [FAULT]]: causes named for planted faults, right or wrong"),
 }

@@ -1,15 +1,15 @@
 """Ten planted mistakes of ten roots: what ``fsdpcheck run`` prints of each at an earlier commit, and here.
 
-``python -m benchmarks before-after CHECKOUT [GLOB]``, with CHECKOUT a worktree of EARLIER. The ten follow from a rule,
-and were committed before anything was printed: of ten modules of ``impl/faults``, one for each part of a step, the
-first fault by name that both commits plant in the reference alike, and whose law is written out and is that of no
-module before.
+``python -m benchmarks before-after PYTHON [GLOB]``. PYTHON is the interpreter of an environment into which a worktree
+of EARLIER was installed editable (``pip install -e``); the interpreter at hand runs this commit. The ten follow from a
+rule, and were committed before anything was printed: of ten modules of ``impl/faults``, one for each part of a step,
+the first fault by name that both commits plant in the reference alike, and whose law is written out and that of no
+module before. Where ten cases find nothing, sixty are asked as well.
 """
 
 from __future__ import annotations
 
 import os
-import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -56,37 +56,63 @@ class Printed:
     text: str
 
 
-def command(planted: Planted) -> tuple[str, ...]:
+def command(planted: Planted, profile: str = "quick") -> tuple[str, ...]:
     """The words behind ``fsdpcheck``, the same at both commits."""
     install = f"fsdpcheck.impl.faults:{planted.fault}"
     asked = ("--adapter", "reference", "--install", install, "--law", planted.law)
-    return ("run", *asked, "--profile", "quick", "--no-confirm")
+    return ("run", *asked, "--profile", profile, "--no-confirm")
 
 
-def session(planted: Planted, checkout: Path) -> Printed:
-    """A session of this checkout's fsdpcheck. Raises RuntimeError if it ends with an error of use or of fsdpcheck."""
+def session(planted: Planted, python: str, checkout: Path, profile: str) -> Printed:
+    """A session of the fsdpcheck that this interpreter imports. Raises RuntimeError if it ends with an error."""
     environment = {
-        **{name: value for name, value in os.environ.items() if not name.startswith("FSDPCHECK")},
-        **{"PYTHONPATH": str(checkout), "COLUMNS": "120", "NO_COLOR": "1", "OMP_NUM_THREADS": "1"},
+        **{name: value for name, value in os.environ.items() if name != "PYTHONPATH"},
+        **{"COLUMNS": "120", "NO_COLOR": "1", "OMP_NUM_THREADS": "1"},
     }
-    words = (sys.executable, "-m", "fsdpcheck", *command(planted))
+    words = (python, "-m", "fsdpcheck", *command(planted, profile))
     ran = subprocess.run(words, cwd=checkout, env=environment, capture_output=True, text=True, check=False)
     if ran.returncode not in (0, 1):
-        raise RuntimeError(f"{planted.fault} at {checkout}: exit code {ran.returncode}: {ran.stderr[-2000:]}")
-    return Printed(ran.returncode, _without(checkout, ran.stdout))
+        raise RuntimeError(f"{planted.fault} at {checkout}: exit code {ran.returncode}: {ran.stdout[-2000:]}")
+    return Printed(ran.returncode, without(checkout, ran.stdout))
 
 
-def _without(checkout: Path, text: str) -> str:
+def without(checkout: Path, text: str) -> str:
+    """The lines of a report, with the paths of the checkout relative to it."""
     lines = [line.rstrip() for line in text.replace(f"{checkout}/", "").splitlines()]
-    return re.sub(r"\A\n+|\n+\Z", "", "\n".join(lines))
+    return "\n".join(lines).strip("\n")
 
 
-def lines(checkout: str, glob: str = "*") -> Iterator[str]:
+def checkout_of(python: str) -> Path:
+    """Where the fsdpcheck that this interpreter imports lies. RuntimeError: no checkout of EARLIER."""
+    asked = (python, "-c", "import fsdpcheck; print(fsdpcheck.__file__)")
+    ran = subprocess.run(asked, cwd="/", capture_output=True, text=True, check=False)
+    if ran.returncode:
+        raise RuntimeError(f"{python} imports no fsdpcheck; next: pip install -e a worktree of {EARLIER}")
+    where = Path(ran.stdout.strip()).parents[1]
+    head = ("git", "-C", str(where), "rev-parse", "HEAD")
+    commit = subprocess.run(head, capture_output=True, text=True, check=False).stdout
+    if not commit.startswith(EARLIER):
+        raise RuntimeError(f"{python} imports {where}, got commit {commit[:8] or 'none'}, wanted {EARLIER}")
+    return where
+
+
+def lines(python: str, glob: str = "*") -> Iterator[str]:
     """For each of the ten, its command and what is printed at both commits, as Markdown."""
-    earlier = Path(checkout).resolve()
+    sides = (("Before", python, checkout_of(python)), ("After", sys.executable, HERE))
     for number, planted in enumerate(TEN, 1):
         if fnmatch(planted.fault, glob):
             yield f"## {number}. {planted.part[0].upper()}{planted.part[1:]}: `{planted.fault}`\n"
-            yield f"`fsdpcheck {' '.join(command(planted))}`\n"
-            for side, where in (("Before", earlier), ("After", HERE)):
-                yield f"{side}:\n\n```text\n{session(planted, where).text}\n```\n"
+            yield _block(f"fsdpcheck {' '.join(command(planted))}")
+            for side, interpreter, checkout in sides:
+                yield from _side(planted, side, interpreter, checkout)
+
+
+def _side(planted: Planted, side: str, python: str, checkout: Path) -> Iterator[str]:
+    printed = session(planted, python, checkout, "quick")
+    yield f"{side}:\n\n{_block(printed.text)}"
+    if not printed.code:
+        yield f"{side}, with `--profile ci`:\n\n{_block(session(planted, python, checkout, 'ci').text)}"
+
+
+def _block(text: str) -> str:
+    return f"```text\n{text}\n```\n"
