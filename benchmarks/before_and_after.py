@@ -4,7 +4,7 @@
 of EARLIER was installed editable (``pip install -e``); the interpreter at hand runs this commit. The ten follow from a
 rule, and were committed before anything was printed: of ten modules of ``impl/faults``, one for each part of a step,
 the first fault by name that both commits plant in the reference alike, and whose law is written out and that of no
-module before. Where ten cases find nothing, sixty are asked as well.
+module before. Where ten cases find nothing, sixty are judged as well.
 """
 
 from __future__ import annotations

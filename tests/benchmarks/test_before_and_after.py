@@ -38,7 +38,7 @@ def test_what_is_no_checkout_of_the_earlier_commit_is_refused() -> None:
         before_and_after.checkout_of(sys.executable)
 
 
-def test_sixty_cases_are_asked_where_ten_find_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_sixty_cases_are_judged_where_ten_find_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     def session(planted: Planted, python: str, checkout: Path, profile: str) -> Printed:
         return Printed(int((python, profile) != (sys.executable, "quick")), f"{checkout.name} {profile}")
 
