@@ -89,6 +89,11 @@ STUDIES: Final[dict[str, tuple[str, str, str]]] = {
         "[FILE [GLOB]] --in DIR [--shard K/N]: faults in Opacus and fully_shard: found by their own tests, or by laws",
     ),
     "roots": ("planted_roots", "lines", "[PROFILE]: five and eight mistakes in one implementation: which are reported"),
+    "before-after": (
+        "before_and_after",
+        "lines",
+        "PYTHON [GLOB]: ten planted mistakes, as printed by an earlier commit and by this one",
+    ),
     "diagnosis": ("diagnosis", "reports", "[SEED [FAULT]]: causes named for planted faults, right or wrong"),
 }
 """Name -> its module, the function that gives its lines, and what it measures."""

@@ -46,7 +46,10 @@ def test_files_that_are_named_with_their_folder_are_there() -> None:
     there = {str(page.relative_to(ROOT)) for page in ROOT.rglob("*.py")}
     lost = []
     for page in (*pages, *sources):
-        for named in re.findall(r"(?<![\w./])(?:[a-z_\d]+/)+[a-z_\d]+\.py", page.read_text(encoding="utf-8")):
+        text = page.read_text(encoding="utf-8")
+        if page.name == "findings-before-and-after.md":  # what an earlier commit printed names its own files
+            text = re.sub(r"^```text\n.*?^```", "", text, flags=re.MULTILINE | re.DOTALL)
+        for named in re.findall(r"(?<![\w./])(?:[a-z_\d]+/)+[a-z_\d]+\.py", text):
             of_torch = (INSTALLED / named).is_file()
             ours = any(f"/{path}".endswith(f"/{named}") for path in there)
             lost += [] if ours or of_torch else [f"{page.name}: {named}"]
