@@ -35,7 +35,12 @@ def test_deferred_norms_are_the_immediate_ones(case: TrainingCase, run: Run) -> 
 @law(
     "deferred.completes",
     promise="deferred",
-    space=_DEFERRED.but(must_occur=("distributed batch on several ranks", "ragged", "empty-rank", "micro-batches")),
+    space=_DEFERRED.but(
+        must_occur=(
+            *("distributed batch on several ranks", "ragged", "empty-rank", "micro-batches"),
+            "forward without samples beside other shards",
+        )
+    ),
 )
 def test_deferred_norms_never_hang(case: TrainingCase, run: Run) -> None:
     """With unequal batches, ranks without samples, and gradient sync off in the first backward, every rank finishes.

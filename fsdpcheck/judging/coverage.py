@@ -52,6 +52,7 @@ DISTRIBUTED: Final = "distributed batch on several ranks"
 SEVERAL_UNITS: Final = "several units"
 SHARDED_UNITS: Final = "several units sharded over several ranks"
 SHARDED_REPLICAS: Final = "replicas of several shards"
+EMPTY_SHARD: Final = "forward without samples beside other shards"
 SEVERAL_STEPS: Final = "several steps"
 LINEAR: Final = "sgd without weight decay"
 THREE_STEPS: Final = "three steps with a bias"
@@ -93,6 +94,12 @@ LABELS: Final[Mapping[str, Label]] = {
         "several units that are sharded over several ranks", ranks=2, of_model=True, axes=frozenset({"dp_shard"})
     ),
     SHARDED_REPLICAS: Label("several replicas of several shards each", frozenset({"hsdp"}), ranks=4, no_prime=True),
+    EMPTY_SHARD: Label(
+        "a forward without samples on a rank whose shards others need then",
+        frozenset({"empty-rank"}),
+        ranks=2,
+        axes=frozenset({"dp_shard"}),
+    ),
     SEVERAL_STEPS: Label("several steps"),
     LINEAR: Label("an update that is linear in the gradients: SGD without weight decay"),
     THREE_STEPS: Label("three steps of a model with a trained bias", frozenset({"bias"}), of_model=True, sought=True),
@@ -136,6 +143,8 @@ def facts(case: Case) -> Iterator[str]:
             yield SHARDED_UNITS
     if case.mesh.dp_replicate > 1 and case.mesh.dp_shard > 1:
         yield SHARDED_REPLICAS
+    if case.mesh.dp_shard > 1 and min(case.local_sizes) < min(case.step.micro_batches, max(case.local_sizes)):
+        yield EMPTY_SHARD
     if case.step.steps > 1:
         yield SEVERAL_STEPS
     if case.step.optimizer.kind == "sgd" and not case.step.optimizer.weight_decay:
