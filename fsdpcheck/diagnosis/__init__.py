@@ -91,7 +91,7 @@ def of_update(answer: Answer, step: int, got: Mapping[str, Tensor]) -> Causes | 
     found += step_counts.updated(answer, step, got)
     if (explains := conventions.updated(case, wanted.before, step)) is not None:
         found += conventions.undeclared(answer, step, got, explains)
-    found += _of_places(case, wanted, got, wanted.after)
+    found += _of_places(wanted, got, wanted.after)
     if not _readable(case):
         return found or None
     given, slack = _given(case, wanted, step, got)
@@ -110,7 +110,7 @@ def of_gradient(answer: Answer, step: int, got: Mapping[str, Tensor]) -> Causes 
     slack = {name: torch.zeros_like(value) for name, value in given.items()}
     if len(answer.clip_norms) > 1:
         return _of_groups(answer, step, given, slack)
-    found = _of_places(answer.case, wanted, got, wanted.used)
+    found = _of_places(wanted, got, wanted.used)
     found += conventions.undeclared(answer, step, got, lambda gradient: {n: gradient[n] for n in wanted.used})
     if answer.case.step.max_grad_norm is not None:
         return found or None
@@ -367,28 +367,14 @@ def _of_vector(
             yield Cause("another rank's", f"these are the values of rank {other}'s samples")
 
 
-def _of_places(case: TrainingCase, wanted: StepAnswer, got: Mapping[str, Tensor], right: Named) -> list[Cause]:
-    """A cause read off *where* values differ: parameters that stood still, biases only, the last shard only."""
+def _of_places(wanted: StepAnswer, got: Mapping[str, Tensor], right: Named) -> list[Cause]:
+    """A cause read off *where* values differ: parameters that stood still, biases only."""
     wrong, found = differs(got, right), []
     if not wrong:
         return []
     if right is wanted.after and all(bool((got[name] == wanted.before[name]).all()) for name in wrong):
         found.append(Cause(DID_NOT_MOVE, f"{mentions(wrong)} did not move at all", PATTERN))
-    if right is not wanted.after and all(not bool(got[name].any()) for name in wrong):
-        found.append(Cause("no gradient", f"{mentions(wrong)} got no gradient", PATTERN))
-    moving = {name: right[name] != (wanted.before[name] if right is wanted.after else 0) for name in wrong}
-    if all(_only_last_shard(got[name] != right[name], moving[name], case.mesh.dp_shard) for name in wrong):
-        found.append(Cause("last shard", "only rows of the last, padded shard differ: padding", PATTERN))
     others = [name for name in wanted.used if not name.endswith(".bias")]
     if all(name.endswith(".bias") for name in wrong) and any(bool(wanted.used[name].any()) for name in others):
         found.append(Cause("biases", "only bias parameters differ", PATTERN))
     return found
-
-
-def _only_last_shard(different: Tensor, moving: Tensor, count: int) -> bool:
-    """Whether the shards do not divide the rows, and only rows of the last of several differ, though others move."""
-    rows_there = different.shape[0]
-    size = -(-rows_there // count)
-    first = (rows_there - 1) // size * size
-    several = rows_there % count > 0 and first > 0 and bool(moving[:first].any())
-    return several and not bool(different[:first].any())

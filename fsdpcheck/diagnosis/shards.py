@@ -14,7 +14,7 @@ from torch import Tensor
 
 from fsdpcheck.case import TrainingCase
 from fsdpcheck.diagnosis import contributions
-from fsdpcheck.findings.cause import PATTERN, Cause
+from fsdpcheck.findings.cause import Cause
 from fsdpcheck.oracle import Answer, Named
 from fsdpcheck.workload import models
 from fsdpcheck.workload.clip_groups import is_instrument
@@ -106,7 +106,7 @@ def unreduced(answer: Answer, step: int) -> Iterator[tuple[Cause, Named]]:
 
 
 def stood_still(case: TrainingCase, before: Named, after: Named, got: Mapping[str, Tensor]) -> Iterator[Cause]:
-    """Whether exactly one rank's shard did not move although the others did; else whether only it differs.
+    """Whether exactly one rank's shard did not move although the others did.
 
     ``after``: parameters that are trained, and no others.
     """
@@ -114,22 +114,18 @@ def stood_still(case: TrainingCase, before: Named, after: Named, got: Mapping[st
     if count == 1:
         return
     body = [name for name in after if not is_instrument(name)]  # what moves in every shard says nothing of where
+    wrong = {name: got[name] != value for name, value in after.items()}
+    if not any(bool(mask.any()) for mask in wrong.values()):
+        return
     for owner in owners(case, after):
         for shard in range(count):
             mine = {name: own == shard for name, own in owner.items()}
-            wrong = {name: got[name] != value for name, value in after.items()}
-            if not any(bool(mask.any()) for mask in wrong.values()):
-                return
             others_move = any(bool((after[name] != before[name])[~mine[name]].any()) for name in body)
             if not others_move or any(bool((mask & ~mine[name]).any()) for name, mask in wrong.items()):
                 continue  # where only this shard has anything to update, all that goes wrong goes wrong in it
-            apart = any(bool((after[n] != before[n])[~mine[n]].any()) for n, mask in wrong.items() if bool(mask.any()))
-            which = "the last rank" if shard == count - 1 else f"rank {shard}"
-            still = all(bool((got[name] == before[name])[mine[name]].all()) for name in after)
-            if still:
+            if all(bool((got[name] == before[name])[mine[name]].all()) for name in after):
+                which = "the last rank" if shard == count - 1 else f"rank {shard}"
                 yield Cause(f"stood still: {which}", f"the shard of {which} (rank {shard}) did not move")
-            if still or apart:  # else it is all that there is to go wrong in these tensors
-                yield Cause(f"only the shard of {which}", f"only the shard of {which} (rank {shard}) differs", PATTERN)
 
 
 def shifted(case: TrainingCase, right: Named, got: Mapping[str, Tensor], trained: Collection[str]) -> Iterator[Cause]:
