@@ -133,13 +133,9 @@ def of_initial(answer: Answer, got: Mapping[str, Tensor], everyone: Sequence[Map
     case, right = answer.case, answer.steps[0].before
     found = list(shards.shifted(case, right, got, answer.trainable))
     wrong = [rank for rank, own in enumerate(everyone) if differs(own, right)]
-    size, world = case.mesh.dp_shard, len(everyone)
-    if case.mesh.dp_replicate > 1 and wrong == list(range(size, world)):
+    if case.mesh.dp_replicate > 1 and wrong == list(range(case.mesh.dp_shard, len(everyone))):
         text = "replicas other than the first start from other parameters: those of replica 0 are not broadcast"
         found.append(Cause("replicas apart", text))
-    elif size == world > 2 and wrong == list(range(1, world)):
-        text = "every rank but rank 0 starts from other parameters: those of rank 0 are not broadcast"
-        found.append(Cause("ranks apart", text))
     return found
 
 
