@@ -34,11 +34,6 @@ def candidates(answer: Answer, step: int) -> Iterator[tuple[Cause, Tensor]]:
     for key, whole in whole_numbers(case.step.normaliser):
         text = f"the normaliser is taken for a whole number: {whole} in place of N = {case.step.normaliser}"
         yield Cause(f"N {key}", text), right * (case.step.normaliser / whole)
-    for row, sample in enumerate(wanted.samples):
-        one = torch.zeros_like(right)
-        one[row] = right[row] / counts[row]
-        yield Cause("sample left out", f"sample {sample} is left out once"), right - one
-        yield Cause("sample twice", f"sample {sample} is counted once too often"), right + one
     yield from _by_place(case, wanted, step)
     if case.step.private and case.step.clipping != "unclipped":
         for cause, of_chunk in joint_clipping.factors(answer, step):
@@ -137,7 +132,6 @@ def _shares(case: TrainingCase, wanted: StepAnswer, step: int, right: Tensor) ->
             Cause(f"W times rank {rank}", f"only the samples of rank {rank} count: W times them"),
             alone * len(by_rank),
         )
-        yield Cause(f"without rank {rank}", f"the samples of rank {rank} are left out"), right - alone
     yield from _replicas(case, by_rank, once)
     yield from _duplicates(case, wanted, everyone, once)
 
