@@ -87,10 +87,6 @@ def _by_place(case: TrainingCase, wanted: StepAnswer, step: int) -> Iterator[tup
         return
     swapped = Cause("first two exchanged", "the clip factors of the first two samples of a micro-batch are exchanged")
     yield swapped, total(lambda _, found: torch.cat([found[:2].flip(0), found[2:]]))
-    yield Cause("reversed", "clip factors are in reverse order in each micro-batch"), total(lambda _, f: f.flip(0))
-    for shift in (1, -1):
-        cause = Cause(f"shifted {shift}", "clip factors are shifted by one sample in each micro-batch")
-        yield cause, total(lambda _, found, by=shift: found.roll(by))  # type: ignore[misc]
 
 
 def _odd(found: Tensor) -> int:
