@@ -170,8 +170,6 @@ def of_order(case: TrainingCase, step: int, wanted: StepAnswer, got: Tensor) -> 
     if torch.equal(by_rank, got) and not torch.equal(by_rank, right):
         text = "the norms are in the order of the ranks, not of the samples: not sorted by index after the gather"
         return [Cause("rank order", text)]
-    if sorted(right.tolist()) == sorted(got.tolist()):
-        return [Cause("another order", "the norms are right but in another order")]
     return []
 
 
@@ -345,9 +343,8 @@ def _of_probe(answer: Answer, step: int, given: Named, slack: Named) -> Iterator
 def _of_vector(
     case: TrainingCase, right: Tensor, wanted: StepAnswer, step: int, rank: int, got: Tensor, noun: str
 ) -> Iterator[Cause]:
-    """Whether ``got`` are right values of other samples, in another order, or single ones wrong."""
-    everyone = rows(case, step, wanted)
-    mine = right[everyone[rank]].double()
+    """Whether ``got`` are right but for single values."""
+    mine = right[rows(case, step, wanted)[rank]].double()
     near = (got.double() - mine).abs() <= rounding(case, mine) / 16
     off = torch.where(near | (mine == 0), torch.zeros_like(mine), got.double() / mine - 1).tolist()
     sizes = [len(chunk) for chunk in chunks(case, step, wanted)[rank]]
@@ -355,14 +352,6 @@ def _of_vector(
     if all(map(math.isfinite, off)):
         places = [list(range(end - size, end)) for end, size in zip(ends, sizes, strict=True)]
         yield from singled_out(case, off, [1] * len(off), places, noun)
-    if len(set(right.tolist())) < 2:
-        return
-    if sorted(mine.tolist()) == sorted(got.tolist()):
-        text = "the values are right but permuted: samples are in another order (a missing reorder)"
-        yield Cause("permuted", text)
-    for other, own in enumerate(everyone):
-        if other != rank and len(got) and torch.equal(right[own], got):
-            yield Cause("another rank's", f"these are the values of rank {other}'s samples")
 
 
 def _of_places(wanted: StepAnswer, got: Mapping[str, Tensor], right: Named) -> list[Cause]:

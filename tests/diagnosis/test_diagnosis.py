@@ -12,7 +12,7 @@ from torch import Tensor
 from fsdpcheck import diagnosis, oracle
 from fsdpcheck.adapters.contract import FactorRule
 from fsdpcheck.case import BatchLayout, LayerSpec, MeshSpec, ModelSpec, OptimizerSpec, TrainingCase
-from fsdpcheck.checks._read import local_rows, pick
+from fsdpcheck.checks._read import local_rows
 from fsdpcheck.diagnosis import cause_fit
 from fsdpcheck.diagnosis.cause_fit import fits
 from fsdpcheck.findings.cause import EXACT, WEAK, named
@@ -122,13 +122,6 @@ def test_an_undeclared_expression_of_right_factors_is_named() -> None:
 
     assert all(declare in text for text in said(other))
     assert not any(declare in text for text in said(right))
-
-
-def test_permuted_samples_are_named() -> None:
-    step = PROBE.steps[0]
-    mine, others = (pick(step.norms, local_rows(PROBE.case, 0, rank, step.samples)) for rank in (1, 2))
-    assert "another order" in named(diagnosis.of_norms(PROBE, 0, 1, mine.flip(0)))
-    assert "rank 2's samples" in named(diagnosis.of_norms(PROBE, 0, 1, others))
 
 
 def test_global_norms_gone_wrong_are_named() -> None:
