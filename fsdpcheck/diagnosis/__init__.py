@@ -10,6 +10,7 @@ Legend: n samples of a step, b on one rank, W ranks, S shards.
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Iterator, Mapping, Sequence
 
@@ -47,6 +48,7 @@ from fsdpcheck.diagnosis.cause_fit import (
     singled_out,
 )
 from fsdpcheck.diagnosis.collectives import of_failure
+from fsdpcheck.diagnosis.contributions import of_rank, pick, weighted
 from fsdpcheck.diagnosis.global_norm import of_clipped_update, of_grad_norm, unasked
 from fsdpcheck.diagnosis.initial_parameters import of_buffers, of_rounded_start, of_start
 from fsdpcheck.diagnosis.shards import stood_still
@@ -204,61 +206,27 @@ def of_terms(
 
     ``reweighed``: whole gradients that other weights of samples would give. None for one that is right up to rounding.
     """
-    found: list[Cause] = []
-    for cause, value in ((None, _averaged(case, terms)), *_of_ranks(case, terms), *reweighed):
-        if all(_near(case, got[name], value[name], [own[name] for mine in terms for own in mine]) for name in got):
-            if cause is None:
-                return None
-            found.append(cause)
-    return found
-
-
-def _averaged(case: TrainingCase, terms: Sequence[Sequence[Named]]) -> Named:
-    """The right gradient: the average over the ranks of their sums."""
-    every = [own for mine in terms for own in mine]
-    return {name: torch.stack([own[name].double() for own in every]).sum(0) / case.world_size for name in every[0]}
-
-
-def _of_ranks(case: TrainingCase, terms: Sequence[Sequence[Named]]) -> Iterator[tuple[Cause, Named]]:
-    """(cause, gradient) with ranks or micro-batches weighed wrongly."""
-    world, names = case.world_size, list(terms[0][0])
-    local = [{name: torch.stack([t[name].double() for t in mine]).sum(0) for name in names} for mine in terms]
-    total = {name: torch.stack([own[name] for own in local]).sum(0) / world for name in names}
-    for cause, ratio in by_ratio(case, 0, "ratio", "the gradient is exactly {} times the right one", ADDED_UP):
-        yield cause, {n: value * ratio for n, value in total.items()}
-    if world == 1:
-        return
-    for rank, own in enumerate(local):
-        text = f"only the samples of rank {rank} count: not reduced over the ranks"
-        yield Cause("one rank", text), {n: value / world for n, value in own.items()}
-        yield Cause("W times one rank", text), own
+    numbers = itertools.count()
     count = case.step.micro_batches
-    for chunk in (0, count - 1) if count > 1 else ():
-        kept = {n: torch.stack([mine[chunk][n].double() for mine in terms]).sum(0) / world for n in names}
-        which = "first" if chunk == 0 else "last"
-        yield Cause(f"only the {which} micro-batch", f"only the {which} micro-batch counts, of {count}"), kept
-    replicas, size = case.mesh.dp_replicate, case.mesh.dp_shard
-    for replica in range(replicas if replicas > 1 else 0):
-        group = local[replica * size : (replica + 1) * size]
-        kept = {n: torch.stack([own[n] for own in group]).sum(0) / size for n in names}
-        text = f"only the samples of replica {replica} count: gradients are not reduced over the replicas"
-        yield Cause("one replica", text), kept
-    yield from _local_shards(case, local, total)
+    everyone = [[[next(numbers)] for _ in mine] + [[]] * (count - len(mine)) for mine in terms]
+    stacked = {name: torch.stack([own[name].double() for mine in terms for own in mine]) for name in terms[0][0]}
+    room = {name: rounding(case, value.abs().sum(0)) for name, value in stacked.items()}
+    once = torch.full((next(numbers),), 1 / case.world_size, dtype=torch.float64)
 
+    def near(value: Named) -> bool:
+        return all(bool(((got[n].double() - value[n].double()).abs() <= room[n]).all()) for n in got)
 
-def _local_shards(case: TrainingCase, local: Sequence[Named], total: Named) -> Iterator[tuple[Cause, Named]]:
-    if case.mesh.dp_replicate > 1:
-        return
-    for owner in shards.owners(case, total):
-        for unit, names in shards.units(case, list(total)).items():
-            own = {n: torch.stack([mine[n] for mine in local]).gather(0, owner[n].unsqueeze(0))[0] for n in names}
-            text = f"gradients of {unit} are not reduced over the ranks: each shard has its own rank's only"
-            yield Cause(f"not reduced: {unit}", text), {**total, **own}
-
-
-def _near(case: TrainingCase, got: Tensor, value: Tensor, terms: Sequence[Tensor]) -> bool:
-    room = rounding(case, torch.stack([term.abs() for term in terms]).sum(0))
-    return bool(((got.double() - value.double()).abs() <= room).all())
+    right = weighted(stacked, once)
+    if near(right):
+        return None
+    local = [weighted(stacked, pick(once, [row for own in mine for row in own])) for mine in everyone]
+    by_weights = itertools.chain(
+        ((cause, once * ratio) for cause, ratio in by_ratio(case, 0, "ratio", sample_weights.TIMES, ADDED_UP)),
+        sample_weights.of_ranks(case, everyone, once),
+    )
+    whole = ((cause, weighted(stacked, weights)) for cause, weights in by_weights)
+    every = itertools.chain(whole, shards.unreduced(case, local, right), reweighed)
+    return [cause for cause, value in every if near(value)]
 
 
 def _of_given(answer: Answer, step: int, given: Named, slack: Named) -> Iterator[Cause]:
@@ -266,12 +234,12 @@ def _of_given(answer: Answer, step: int, given: Named, slack: Named) -> Iterator
     case, wanted = answer.case, answer.steps[step]
     magnitude = {name: value.abs().sum(0) / case.step.normaliser for name, value in wanted.gradients.items()}
     for cause, share in sample_weights.candidates(answer, step):
-        value = {name: torch.tensordot(share, g, dims=1) for name, g in wanted.gradients.items()}
-        terms = {name: torch.tensordot(share.abs(), g.abs(), dims=1) for name, g in wanted.gradients.items()}
-        if _explains(case, value, given, slack, terms):
+        terms = weighted({name: g.abs() for name, g in wanted.gradients.items()}, share.abs())
+        if _explains(case, weighted(wanted.gradients, share), given, slack, terms):
             yield cause
+    local = [weighted(wanted.gradients, of_rank(answer, step, rank)) for rank in range(case.world_size)]
     whole = (
-        *shards.unreduced(answer, step),
+        *shards.unreduced(case, local, {name: value.double() for name, value in wanted.released.items()}),
         *stale_state.gradients(answer, step),
         *joint_clipping.clipped(answer, step),
         *tied_uses.gradients(answer, step),

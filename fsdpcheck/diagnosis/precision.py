@@ -79,8 +79,7 @@ def _accumulated(case: TrainingCase, step: int, answer: Answer, count: int) -> N
 
 def _of(answer: Answer, step: int, own: list[int], scale: float) -> Named:
     """Released gradient of these rows alone, times ``scale``."""
-    share = contributions.of_rows(answer, step, own) * scale
-    return {name: torch.tensordot(share, g, dims=1) for name, g in answer.steps[step].gradients.items()}
+    return contributions.weighted(answer.steps[step].gradients, contributions.of_rows(answer, step, own) * scale)
 
 
 def _sum(parts: Sequence[Named], scale: float, count: int) -> Named:

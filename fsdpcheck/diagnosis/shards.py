@@ -13,7 +13,6 @@ import torch
 from torch import Tensor
 
 from fsdpcheck.case import TrainingCase
-from fsdpcheck.diagnosis import contributions
 from fsdpcheck.findings.cause import Cause
 from fsdpcheck.oracle import Answer, Named
 from fsdpcheck.workload import models
@@ -86,21 +85,20 @@ def own_squares(answer: Answer, step: int, rank: int) -> Iterator[tuple[Cause, T
         yield Cause("last element of a shard", text), _masked(gradients, short)
 
 
-def unreduced(answer: Answer, step: int) -> Iterator[tuple[Cause, Named]]:
-    """Gradients (float64) when one unit's, or all, stay local: each shard is its owner's own samples' gradient."""
-    case, wanted = answer.case, answer.steps[step]
+def unreduced(case: TrainingCase, local: list[Named], right: Named) -> Iterator[tuple[Cause, Named]]:
+    """Gradients when one unit's, or all, stay local: each shard of ``right`` is what its owner's own samples add to it.
+
+    ``local``: what those of each rank add.
+    """
     if case.world_size == 1:
         return
-    local = [contributions.of_rank(answer, step, rank) for rank in range(case.world_size)]
-    right = {name: value.double() for name, value in wanted.released.items()}
-    sums = {name: [torch.tensordot(own, g, dims=1) for own in local] for name, g in wanted.gradients.items()}
     by_unit = units(case, list(right))
     by_unit |= {"every unit": list(right)} if len(by_unit) > 1 else {}
     for owner in owners(case, right):
         choices = itertools.product(by_unit.items(), (1, case.world_size), range(case.mesh.dp_replicate))
         for (unit, names), times, replica in choices:
             first = replica * case.mesh.dp_shard
-            changed = {name: _owned(sums[name][first:], owner[name]) * times for name in names}
+            changed = {name: _owned([own[name] for own in local[first:]], owner[name]) * times for name in names}
             text = f"gradients of {unit} are not reduced over the ranks: each shard has its own rank's only"
             yield Cause(f"not reduced: {unit}", text), {**right, **changed}
 

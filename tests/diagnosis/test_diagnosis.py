@@ -58,6 +58,32 @@ def test_micro_batches_ranks_and_local_means_are_named() -> None:
     _all_name(PLAIN, weights * 8 / (3 * sizes), "local means are averaged")
 
 
+@pytest.mark.parametrize("mesh", [MeshSpec(3), MeshSpec(2, 2)], ids=["sharded", "hsdp"])
+def test_ranks_and_micro_batches_are_named_by_their_own_gradients(mesh: MeshSpec) -> None:
+    case = replace(SMALL, mesh=mesh)
+    generator, shapes = torch.Generator().manual_seed(0), PLAIN.steps[0].used
+    terms = [[{name: torch.randn(value.shape, generator=generator, dtype=torch.float64)
+               for name, value in shapes.items()} for _ in range(2)] for _ in range(case.world_size)]  # fmt: skip
+
+    def said(own: list[Named], world: int = case.world_size, **unit: Tensor) -> str | None:
+        got = {name: torch.stack([term[name] for term in own]).sum(0) / world for name in shapes} | unit
+        causes = diagnosis.of_terms(case, got, terms, iter(()))
+        return None if causes is None else named(causes)
+
+    every = [term for mine in terms for term in mine]
+    assert said(every) is None
+    assert said(every, world=5) == ""
+    assert said([mine[-1] for mine in terms]) == "only the last micro-batch counts, of 2"
+    assert said(terms[1]) == "only the samples of rank 1 count: not reduced over the ranks"
+    assert said(terms[1], world=1) == "only the samples of rank 1 count: W times them"
+    replica = "only the samples of replica 0 count: gradients are not reduced over the replicas"
+    assert (said(every[:4], world=2) == replica) == (mesh.dp_replicate == 2)
+    by_row = {name: torch.stack([sum(term[name][row] for term in mine) for row, mine in enumerate(terms[:3])])
+              for name in shapes if name.startswith("units.1.")}  # fmt: skip
+    local = "gradients of units.1 are not reduced over the ranks: each shard has its own rank's only"
+    assert (said(every, **by_row) == local) == (mesh.dp_shard == 3)
+
+
 def test_clipping_gone_wrong_is_named() -> None:
     step = PROBE.steps[0]
     share = 1 / PROBE.case.step.normaliser
