@@ -83,7 +83,7 @@ def test_norms_of_whole_micro_batches_and_of_pairs_are_named() -> None:
         whole[own] = torch.stack(squares).sum().sqrt()
     every = [row for own in mine for row in own]
     said = named(diagnosis.of_norms(PROBE, 0, 0, whole[every]))
-    assert "norm of the gradient of the whole micro-batch (its sum)" in said
+    assert "norm of the gradient of the whole micro-batch, not its own" in said
     paired = PROBE.steps[0].squared_norms.clone()
     for own in mine:
         paired[own[:2]] = PROBE.steps[0].squared_norms[own[:2]].mean()
