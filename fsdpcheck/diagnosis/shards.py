@@ -77,8 +77,6 @@ def own_squares(answer: Answer, step: int, rank: int) -> Iterator[tuple[Cause, T
         mine = {name: own == rank % case.mesh.dp_shard for name, own in owner.items()}
         text = f"it is the norm of the own shard of rank {rank} alone: not summed over the ranks"
         yield Cause("own shard", text), _masked(gradients, mine)
-        partial = {name: own if name in inner else torch.ones_like(own) for name, own in mine.items()}
-        yield Cause("own shard of the units", f"{text} (the root's parameters whole)"), _masked(gradients, partial)
         text = "the last element of each rank's piece of a parameter is left out of the norm"
         yield Cause("last element of a shard", text), _masked(gradients, _without_ends(owner))
         short = {n: own if n in inner else torch.ones_like(own) for n, own in _without_ends(owner).items()}
