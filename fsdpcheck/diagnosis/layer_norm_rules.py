@@ -43,14 +43,8 @@ def of_convolution(module: nn.Module, x: Tensor, g: Tensor) -> Told:
         dealt = x.reshape(len(x), -1, conv.groups, *x.shape[2:]).transpose(1, 2).flatten(1, 2)
         text = "the groups of a convolution are mixed up: channels are dealt to them in turn, not in blocks"
         yield "convolution: groups", text, _of(_patches(conv, dealt, both), g_nhTp) - right
-    for shift, word in ((1, "late"), (-1, "early")):
-        text = f"the patches of a convolution are read a position too {word}"
-        yield f"convolution: {word}", text, _of(a_nhTd.roll(shift, 2), g_nhTp) - right
-    if any(both):
-        turned = {"first": [(a + b, 0) for a, b in ends], "last": [(0, a + b) for a, b in ends]}
-        for key, around in turned.items():
-            text = f"the patches of a convolution are cut from an input that is padded at its {key} end only"
-            yield f"convolution: padded {key}", text, _of(_patches(conv, x, _for_pad(around)), g_nhTp) - right
+    text = "the patches of a convolution are read a position too late"
+    yield "convolution: late", text, _of(a_nhTd.roll(1, 2), g_nhTp) - right
     if any(before != behind for before, behind in ends):
         text = "the patches of a convolution are cut from an input whose odd element of padding stands at the wrong end"
         around = [(behind, before) for before, behind in ends]
