@@ -65,9 +65,9 @@ def test_ranks_and_micro_batches_are_named_by_their_own_gradients(mesh: MeshSpec
     terms = [[{name: torch.randn(value.shape, generator=generator, dtype=torch.float64)
                for name, value in shapes.items()} for _ in range(2)] for _ in range(case.world_size)]  # fmt: skip
 
-    def said(own: list[Named], world: int = case.world_size, **unit: Tensor) -> str | None:
-        got = {name: torch.stack([term[name] for term in own]).sum(0) / world for name in shapes} | unit
-        causes = diagnosis.of_terms(case, got, terms, iter(()))
+    def said(own: list[Named], world: int = case.world_size, unit: Named | None = None) -> str | None:
+        got = {name: torch.stack([term[name] for term in own]).sum(0) / world for name in shapes}
+        causes = diagnosis.of_terms(case, got | (unit or {}), terms, iter(()))
         return None if causes is None else named(causes)
 
     every = [term for mine in terms for term in mine]
@@ -78,10 +78,10 @@ def test_ranks_and_micro_batches_are_named_by_their_own_gradients(mesh: MeshSpec
     assert said(terms[1], world=1) == "only the samples of rank 1 count: W times them"
     replica = "only the samples of replica 0 count: gradients are not reduced over the replicas"
     assert (said(every[:4], world=2) == replica) == (mesh.dp_replicate == 2)
-    by_row = {name: torch.stack([sum(term[name][row] for term in mine) for row, mine in enumerate(terms[:3])])
+    by_row = {name: torch.stack([mine[0][name][row] + mine[1][name][row] for row, mine in enumerate(terms[:3])])
               for name in shapes if name.startswith("units.1.")}  # fmt: skip
     local = "gradients of units.1 are not reduced over the ranks: each shard has its own rank's only"
-    assert (said(every, **by_row) == local) == (mesh.dp_shard == 3)
+    assert (said(every, unit=by_row) == local) == (mesh.dp_shard == 3)
 
 
 def test_clipping_gone_wrong_is_named() -> None:
