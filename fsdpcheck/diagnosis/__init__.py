@@ -42,7 +42,6 @@ from fsdpcheck.diagnosis.cause_fit import (
     fits,
     fitting,
     mentions,
-    ratios,
     rounding,
     rows,
     singled_out,
@@ -75,7 +74,6 @@ __all__ = [
     "of_start",
     "of_terms",
     "of_update",
-    "ratios",
     "stood_still",
 ]
 
