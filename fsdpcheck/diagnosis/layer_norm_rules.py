@@ -79,15 +79,12 @@ def of_norm_layer(module: nn.Module, x: Tensor, g: Tensor) -> Told:
             yield "GroupNorm: all channels", text, whole - right
     else:
         xhat, last = _normalised(norm, x, norm.eps), _features_last
-    products_nTC = last(xhat * g)
-    right = products_nTC.sum(1).square().sum(1)
+    right = last(xhat * g).sum(1).square().sum(1)
     text = f"{kind}: the norm rule takes the input as it came for the normalised input"
     yield f"{kind}: raw input", text, last(x * g).sum(1).square().sum(1) - right
     if norm.eps is not None:
         text = f"{kind}: the norm rule normalises with another eps than the layer's {norm.eps:g}"
         yield f"{kind}: eps", text, last(_normalised(norm, x, _USUAL_EPS) * g).sum(1).square().sum(1) - right
-    text = f"the weight of {kind}: squares of positions are added up without their cross terms"
-    yield f"{kind}: positions apart", text, products_nTC.square().sum((1, 2)) - right
 
 
 def channels_last(x: Tensor) -> Tensor:
