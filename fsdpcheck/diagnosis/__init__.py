@@ -48,7 +48,7 @@ from fsdpcheck.diagnosis.cause_fit import (
 )
 from fsdpcheck.diagnosis.collectives import of_failure
 from fsdpcheck.diagnosis.contributions import of_rank, pick, weighted
-from fsdpcheck.diagnosis.global_norm import of_clipped_update, of_grad_norm, unasked
+from fsdpcheck.diagnosis.global_norm import of_clipped_update, of_grad_norm
 from fsdpcheck.diagnosis.initial_parameters import of_buffers, of_rounded_start, of_start
 from fsdpcheck.diagnosis.shards import stood_still
 from fsdpcheck.findings.cause import DID_NOT_MOVE, PATTERN, Cause, Causes
@@ -241,7 +241,6 @@ def _of_given(answer: Answer, step: int, given: Named, slack: Named) -> Iterator
         *stale_state.gradients(answer, step),
         *joint_clipping.clipped(answer, step),
         *tied_uses.gradients(answer, step),
-        *unasked(answer, step, given),
     )
     for cause, value in whole:
         if _explains(case, value, given, slack, magnitude):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping
-from typing import Final
 
 import torch
 from torch import Tensor
@@ -17,8 +16,6 @@ from fsdpcheck.findings.cause import Cause, Causes
 from fsdpcheck.oracle import Answer, Named, StepAnswer
 from fsdpcheck.workload import models
 from fsdpcheck.workload.optimizer import at_step
-
-_EPS_OF_TORCH: Final = 1e-6
 
 
 def of_grad_norm(answer: Answer, step: int, rank: int, got: float) -> Causes | None:
@@ -71,23 +68,6 @@ def of_clipped_update(answer: Answer, step: int, got: Mapping[str, Tensor], norm
         if all(fits(case, got[name], value) for name, value in params.items() if value.numel()):
             found.append(cause)
     return found
-
-
-def unasked(answer: Answer, step: int, given: Named) -> Iterator[tuple[Cause, Named]]:
-    """(cause, gradient) of a step of plain training that clips by the global norm where no case asks for it.
-
-    The limit is read off ``given``: a number of two digits, as people write limits. torch.nn.utils.clip_grad_norm_ adds
-    1e-6 to the norm; others do not. Whether it fits is to be compared by every bit but a few.
-    """
-    wanted = answer.steps[step]
-    norm, got = float(wanted.grad_norm), math.sqrt(sum(float(value.square().sum()) for value in given.values()))
-    step_of = answer.case.step
-    if step_of.private or step_of.max_grad_norm is not None or not 0 < got < norm:
-        return
-    for eps in (_EPS_OF_TORCH, 0.0):
-        limit = float(f"{got * (norm + eps) / norm:.1e}")
-        text = f"the gradient is clipped to a norm of {limit:g}, which nothing asks of this step"
-        yield Cause("clipped unasked", text), {n: v.double() * (limit / (norm + eps)) for n, v in wanted.used.items()}
 
 
 def _clipped(case: TrainingCase, wanted: StepAnswer, norm: float, eps: float) -> Iterator[tuple[Cause, Named]]:

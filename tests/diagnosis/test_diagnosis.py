@@ -182,18 +182,6 @@ def test_places_are_named_where_no_ratio_fits() -> None:
     assert named(diagnosis.of_update(PLAIN, 0, noisy(*step.after))) == ""
 
 
-@pytest.mark.parametrize(("limit", "eps"), [(1.0, 1e-6), (0.25, 1e-6), (2.0, 0.0)])
-def test_a_step_that_clips_though_nothing_asks_for_it_is_named_with_its_limit(limit: float, eps: float) -> None:
-    answer = oracle.answer(SMALL)
-    step = answer.steps[0]
-    assert float(step.grad_norm) > limit
-    clipped = {name: value * (limit / (step.grad_norm + eps)) for name, value in step.used.items()}
-    words = f"the gradient is clipped to a norm of {limit:g}, which nothing asks of this step"
-    assert _said(answer, clipped) == [words, words]
-    other = {name: value * (0.777 * limit / step.grad_norm) for name, value in step.used.items()}
-    assert not any("clipped to a norm" in said for said in _said(answer, other))
-
-
 def test_a_frozen_parameter_that_is_trained_is_named_before_what_follows_from_it() -> None:
     layers = (replace(SMALL.model.layers[0], frozen="weight"), *SMALL.model.layers[1:])
     answer = oracle.answer(replace(SMALL, model=replace(SMALL.model, layers=layers)))
