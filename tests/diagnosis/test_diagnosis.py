@@ -15,7 +15,7 @@ from fsdpcheck.case import BatchLayout, LayerSpec, MeshSpec, ModelSpec, Optimize
 from fsdpcheck.checks._read import local_rows
 from fsdpcheck.diagnosis import cause_fit
 from fsdpcheck.diagnosis.cause_fit import fits
-from fsdpcheck.findings.cause import EXACT, WEAK, named
+from fsdpcheck.findings.cause import DID_NOT_MOVE, EXACT, WEAK, named
 from fsdpcheck.oracle import Answer, Named
 from fsdpcheck.workload import batches
 from tests.common.fabricated import SMALL, clipped, right_weights, weighted
@@ -180,6 +180,13 @@ def test_places_are_named_where_no_ratio_fits() -> None:
     still["units.0.linear0.weight"] = step.before["units.0.linear0.weight"].clone()
     assert "units.0.linear0.weight did not move" in named(diagnosis.of_update(PLAIN, 0, still))
     assert named(diagnosis.of_update(PLAIN, 0, noisy(*step.after))) == ""
+
+
+def test_of_parameters_that_did_not_move_at_all_no_gradient_is_explained() -> None:
+    """Of a single sample: that it is left out, or its rank, would leave the parameters as they were too."""
+    answer = later(replace(SMALL, layout=BatchLayout("contiguous", 1)))
+    shown = {**answer.steps[0].before}
+    assert [cause.key for cause in diagnosis.of_update(answer, 0, shown) or ()] == [DID_NOT_MOVE]
 
 
 def test_a_frozen_parameter_that_is_trained_is_named_before_what_follows_from_it() -> None:
