@@ -191,20 +191,19 @@ def _to_average(execution: Execution, terms: list[Named]) -> list[Named]:
 
 
 def _reweighed(execution: Execution, k: int) -> Iterator[tuple[Cause, Named]]:
-    """(cause, gradient) with the first or last sample of each micro-batch left out or counted twice."""
+    """(cause, gradient) with the first sample of each micro-batch left out or counted twice."""
     world = execution.request.training.world_size
-    for which, place in (("first", 0), ("last", -1)):
-        for said, times in (("left out", 0.0), ("counted twice", 2.0)):
-            ranks = [_of_rank(execution, result, k, {place: times}) for result in execution.ranks]
-            mine = [term for own in ranks for term in _to_average(execution, own)]
-            sums = {name: torch.stack([term[name].double() for term in mine]).sum(0) / world for name in mine[0]}
-            yield Cause(f"{which} {said}", f"the {which} sample of each micro-batch is {said}"), sums
+    for said, times in (("left out", 0.0), ("counted twice", 2.0)):
+        ranks = [_of_rank(execution, result, k, times) for result in execution.ranks]
+        mine = [term for own in ranks for term in _to_average(execution, own)]
+        sums = {name: torch.stack([term[name].double() for term in mine]).sum(0) / world for name in mine[0]}
+        yield Cause(f"first {said}", f"the first sample of each micro-batch is {said}"), sums
 
 
-def _of_rank(execution: Execution, result: RankResult, k: int, times: Mapping[int, float] | None = None) -> list[Named]:
+def _of_rank(execution: Execution, result: RankResult, k: int, first: float = 1.0) -> list[Named]:
     """One rank's gradients by micro-batch, from the parameters it showed before the step.
 
-    ``times``: what the weights at some places of each micro-batch are multiplied by, to try a cause.
+    ``first``: what the weight of the first sample of each micro-batch is multiplied by, to try a cause.
     """
     case, record = execution.request.training, result.steps[k]
     before = parameters_before(result, k, case)
@@ -218,8 +217,7 @@ def _of_rank(execution: Execution, result: RankResult, k: int, times: Mapping[in
         weights = torch.full((count,), scale, dtype=models.DTYPES[case.arithmetic.dtype])
         if case.step.private:
             weights = factors[start : start + count] * weights
-        for place, factor in (times or {}).items() if count else ():
-            weights[place] *= factor
+        weights[:1] *= first
         found.append(local_gradient(case, before, micro, weights, result.placement))
         start += count
     return found

@@ -10,6 +10,7 @@ Legend: n samples of a step, b on one rank, W ranks, S shards.
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Iterator, Mapping, Sequence
 
@@ -41,13 +42,13 @@ from fsdpcheck.diagnosis.cause_fit import (
     fits,
     fitting,
     mentions,
-    ratios,
     rounding,
     rows,
     singled_out,
 )
 from fsdpcheck.diagnosis.collectives import of_failure
-from fsdpcheck.diagnosis.global_norm import of_clipped_update, of_grad_norm, unasked
+from fsdpcheck.diagnosis.contributions import of_rank, pick, weighted
+from fsdpcheck.diagnosis.global_norm import of_clipped_update, of_grad_norm
 from fsdpcheck.diagnosis.initial_parameters import of_buffers, of_rounded_start, of_start
 from fsdpcheck.diagnosis.shards import stood_still
 from fsdpcheck.findings.cause import DID_NOT_MOVE, PATTERN, Cause, Causes
@@ -73,7 +74,6 @@ __all__ = [
     "of_start",
     "of_terms",
     "of_update",
-    "ratios",
     "stood_still",
 ]
 
@@ -91,7 +91,9 @@ def of_update(answer: Answer, step: int, got: Mapping[str, Tensor]) -> Causes | 
     found += step_counts.updated(answer, step, got)
     if (explains := conventions.updated(case, wanted.before, step)) is not None:
         found += conventions.undeclared(answer, step, got, explains)
-    found += _of_places(case, wanted, got, wanted.after)
+    found += _of_places(wanted, got, wanted.after)
+    if any(cause.key == DID_NOT_MOVE for cause in found):
+        return found  # whatever the gradient was: what leaves samples out would explain it too
     if not _readable(case):
         return found or None
     given, slack = _given(case, wanted, step, got)
@@ -110,7 +112,7 @@ def of_gradient(answer: Answer, step: int, got: Mapping[str, Tensor]) -> Causes 
     slack = {name: torch.zeros_like(value) for name, value in given.items()}
     if len(answer.clip_norms) > 1:
         return _of_groups(answer, step, given, slack)
-    found = _of_places(answer.case, wanted, got, wanted.used)
+    found = _of_places(wanted, got, wanted.used)
     found += conventions.undeclared(answer, step, got, lambda gradient: {n: gradient[n] for n in wanted.used})
     if answer.case.step.max_grad_norm is not None:
         return found or None
@@ -133,13 +135,9 @@ def of_initial(answer: Answer, got: Mapping[str, Tensor], everyone: Sequence[Map
     case, right = answer.case, answer.steps[0].before
     found = list(shards.shifted(case, right, got, answer.trainable))
     wrong = [rank for rank, own in enumerate(everyone) if differs(own, right)]
-    size, world = case.mesh.dp_shard, len(everyone)
-    if case.mesh.dp_replicate > 1 and wrong == list(range(size, world)):
+    if case.mesh.dp_replicate > 1 and wrong == list(range(case.mesh.dp_shard, len(everyone))):
         text = "replicas other than the first start from other parameters: those of replica 0 are not broadcast"
         found.append(Cause("replicas apart", text))
-    elif size == world > 2 and wrong == list(range(1, world)):
-        text = "every rank but rank 0 starts from other parameters: those of rank 0 are not broadcast"
-        found.append(Cause("ranks apart", text))
     return found
 
 
@@ -172,8 +170,6 @@ def of_order(case: TrainingCase, step: int, wanted: StepAnswer, got: Tensor) -> 
     if torch.equal(by_rank, got) and not torch.equal(by_rank, right):
         text = "the norms are in the order of the ranks, not of the samples: not sorted by index after the gather"
         return [Cause("rank order", text)]
-    if sorted(right.tolist()) == sorted(got.tolist()):
-        return [Cause("another order", "the norms are right but in another order")]
     return []
 
 
@@ -208,61 +204,27 @@ def of_terms(
 
     ``reweighed``: whole gradients that other weights of samples would give. None for one that is right up to rounding.
     """
-    found: list[Cause] = []
-    for cause, value in ((None, _averaged(case, terms)), *_of_ranks(case, terms), *reweighed):
-        if all(_near(case, got[name], value[name], [own[name] for mine in terms for own in mine]) for name in got):
-            if cause is None:
-                return None
-            found.append(cause)
-    return found
-
-
-def _averaged(case: TrainingCase, terms: Sequence[Sequence[Named]]) -> Named:
-    """The right gradient: the average over the ranks of their sums."""
-    every = [own for mine in terms for own in mine]
-    return {name: torch.stack([own[name].double() for own in every]).sum(0) / case.world_size for name in every[0]}
-
-
-def _of_ranks(case: TrainingCase, terms: Sequence[Sequence[Named]]) -> Iterator[tuple[Cause, Named]]:
-    """(cause, gradient) with ranks or micro-batches weighed wrongly."""
-    world, names = case.world_size, list(terms[0][0])
-    local = [{name: torch.stack([t[name].double() for t in mine]).sum(0) for name in names} for mine in terms]
-    total = {name: torch.stack([own[name] for own in local]).sum(0) / world for name in names}
-    for cause, ratio in by_ratio(case, 0, "ratio", "the gradient is exactly {} times the right one", ADDED_UP):
-        yield cause, {n: value * ratio for n, value in total.items()}
-    if world == 1:
-        return
-    for rank, own in enumerate(local):
-        text = f"only the samples of rank {rank} count: not reduced over the ranks"
-        yield Cause("one rank", text), {n: value / world for n, value in own.items()}
-        yield Cause("W times one rank", text), own
+    numbers = itertools.count()
     count = case.step.micro_batches
-    for chunk in (0, count - 1) if count > 1 else ():
-        kept = {n: torch.stack([mine[chunk][n].double() for mine in terms]).sum(0) / world for n in names}
-        which = "first" if chunk == 0 else "last"
-        yield Cause(f"only the {which} micro-batch", f"only the {which} micro-batch counts, of {count}"), kept
-    replicas, size = case.mesh.dp_replicate, case.mesh.dp_shard
-    for replica in range(replicas if replicas > 1 else 0):
-        group = local[replica * size : (replica + 1) * size]
-        kept = {n: torch.stack([own[n] for own in group]).sum(0) / size for n in names}
-        text = f"only the samples of replica {replica} count: gradients are not reduced over the replicas"
-        yield Cause("one replica", text), kept
-    yield from _local_shards(case, local, total)
+    everyone = [[[next(numbers)] for _ in mine] + [[]] * (count - len(mine)) for mine in terms]
+    stacked = {name: torch.stack([own[name].double() for mine in terms for own in mine]) for name in terms[0][0]}
+    room = {name: rounding(case, value.abs().sum(0)) for name, value in stacked.items()}
+    once = torch.full((next(numbers),), 1 / case.world_size, dtype=torch.float64)
 
+    def near(value: Named) -> bool:
+        return all(bool(((got[n].double() - value[n].double()).abs() <= room[n]).all()) for n in got)
 
-def _local_shards(case: TrainingCase, local: Sequence[Named], total: Named) -> Iterator[tuple[Cause, Named]]:
-    if case.mesh.dp_replicate > 1:
-        return
-    for owner in shards.owners(case, total):
-        for unit, names in shards.units(case, list(total)).items():
-            own = {n: torch.stack([mine[n] for mine in local]).gather(0, owner[n].unsqueeze(0))[0] for n in names}
-            text = f"gradients of {unit} are not reduced over the ranks: each shard has its own rank's only"
-            yield Cause(f"not reduced: {unit}", text), {**total, **own}
-
-
-def _near(case: TrainingCase, got: Tensor, value: Tensor, terms: Sequence[Tensor]) -> bool:
-    room = rounding(case, torch.stack([term.abs() for term in terms]).sum(0))
-    return bool(((got.double() - value.double()).abs() <= room).all())
+    right = weighted(stacked, once)
+    if near(right):
+        return None
+    local = [weighted(stacked, pick(once, [row for own in mine for row in own])) for mine in everyone]
+    by_weights = itertools.chain(
+        ((cause, once * ratio) for cause, ratio in by_ratio(case, 0, "ratio", sample_weights.TIMES, ADDED_UP)),
+        sample_weights.of_ranks(case, everyone, once),
+    )
+    whole = ((cause, weighted(stacked, weights)) for cause, weights in by_weights)
+    every = itertools.chain(whole, shards.unreduced(case, local, right), reweighed)
+    return [cause for cause, value in every if near(value)]
 
 
 def _of_given(answer: Answer, step: int, given: Named, slack: Named) -> Iterator[Cause]:
@@ -270,16 +232,15 @@ def _of_given(answer: Answer, step: int, given: Named, slack: Named) -> Iterator
     case, wanted = answer.case, answer.steps[step]
     magnitude = {name: value.abs().sum(0) / case.step.normaliser for name, value in wanted.gradients.items()}
     for cause, share in sample_weights.candidates(answer, step):
-        value = {name: torch.tensordot(share, g, dims=1) for name, g in wanted.gradients.items()}
-        terms = {name: torch.tensordot(share.abs(), g.abs(), dims=1) for name, g in wanted.gradients.items()}
-        if _explains(case, value, given, slack, terms):
+        terms = weighted({name: g.abs() for name, g in wanted.gradients.items()}, share.abs())
+        if _explains(case, weighted(wanted.gradients, share), given, slack, terms):
             yield cause
+    local = [weighted(wanted.gradients, of_rank(answer, step, rank)) for rank in range(case.world_size)]
     whole = (
-        *shards.unreduced(answer, step),
+        *shards.unreduced(case, local, {name: value.double() for name, value in wanted.released.items()}),
         *stale_state.gradients(answer, step),
         *joint_clipping.clipped(answer, step),
         *tied_uses.gradients(answer, step),
-        *unasked(answer, step, given),
     )
     for cause, value in whole:
         if _explains(case, value, given, slack, magnitude):
@@ -347,9 +308,8 @@ def _of_probe(answer: Answer, step: int, given: Named, slack: Named) -> Iterator
 def _of_vector(
     case: TrainingCase, right: Tensor, wanted: StepAnswer, step: int, rank: int, got: Tensor, noun: str
 ) -> Iterator[Cause]:
-    """Whether ``got`` are right values of other samples, in another order, or single ones wrong."""
-    everyone = rows(case, step, wanted)
-    mine = right[everyone[rank]].double()
+    """Whether ``got`` are right but for single values."""
+    mine = right[rows(case, step, wanted)[rank]].double()
     near = (got.double() - mine).abs() <= rounding(case, mine) / 16
     off = torch.where(near | (mine == 0), torch.zeros_like(mine), got.double() / mine - 1).tolist()
     sizes = [len(chunk) for chunk in chunks(case, step, wanted)[rank]]
@@ -357,38 +317,16 @@ def _of_vector(
     if all(map(math.isfinite, off)):
         places = [list(range(end - size, end)) for end, size in zip(ends, sizes, strict=True)]
         yield from singled_out(case, off, [1] * len(off), places, noun)
-    if len(set(right.tolist())) < 2:
-        return
-    if sorted(mine.tolist()) == sorted(got.tolist()):
-        text = "the values are right but permuted: samples are in another order (a missing reorder)"
-        yield Cause("permuted", text)
-    for other, own in enumerate(everyone):
-        if other != rank and len(got) and torch.equal(right[own], got):
-            yield Cause("another rank's", f"these are the values of rank {other}'s samples")
 
 
-def _of_places(case: TrainingCase, wanted: StepAnswer, got: Mapping[str, Tensor], right: Named) -> list[Cause]:
-    """A cause read off *where* values differ: parameters that stood still, biases only, the last shard only."""
+def _of_places(wanted: StepAnswer, got: Mapping[str, Tensor], right: Named) -> list[Cause]:
+    """A cause read off *where* values differ: parameters that stood still, biases only."""
     wrong, found = differs(got, right), []
     if not wrong:
         return []
     if right is wanted.after and all(bool((got[name] == wanted.before[name]).all()) for name in wrong):
         found.append(Cause(DID_NOT_MOVE, f"{mentions(wrong)} did not move at all", PATTERN))
-    if right is not wanted.after and all(not bool(got[name].any()) for name in wrong):
-        found.append(Cause("no gradient", f"{mentions(wrong)} got no gradient", PATTERN))
-    moving = {name: right[name] != (wanted.before[name] if right is wanted.after else 0) for name in wrong}
-    if all(_only_last_shard(got[name] != right[name], moving[name], case.mesh.dp_shard) for name in wrong):
-        found.append(Cause("last shard", "only rows of the last, padded shard differ: padding", PATTERN))
     others = [name for name in wanted.used if not name.endswith(".bias")]
     if all(name.endswith(".bias") for name in wrong) and any(bool(wanted.used[name].any()) for name in others):
         found.append(Cause("biases", "only bias parameters differ", PATTERN))
     return found
-
-
-def _only_last_shard(different: Tensor, moving: Tensor, count: int) -> bool:
-    """Whether the shards do not divide the rows, and only rows of the last of several differ, though others move."""
-    rows_there = different.shape[0]
-    size = -(-rows_there // count)
-    first = (rows_there - 1) // size * size
-    several = rows_there % count > 0 and first > 0 and bool(moving[:first].any())
-    return several and not bool(different[:first].any())

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 
 from fsdpcheck import oracle
 from fsdpcheck.case import TrainingCase
@@ -44,12 +44,11 @@ def of_neighbours(
     call = one or two
     if call is None:
         return []
-    found = []
-    for what in _followed(first, second, mine.rank, _sizes(one, call), _sizes(two, call)):
-        text = f"the size of what {call.op} sends is that of {what}"
-        none = "" if one and two else ", and of nothing there is no call"
-        found.append(Cause(f"size of {what}", f"{text}{none}: make it a public number"))
-    return found
+    if not _follows_the_largest(first, second, _sizes(one, call), _sizes(two, call)):
+        return []
+    text = f"the size of what {call.op} sends is that of the largest local batch"
+    none = "" if one and two else ", and of nothing there is no call"
+    return [Cause("size of the largest local batch", f"{text}{none}: make it a public number")]
 
 
 def _aligned(mine: RankResult, theirs: RankResult, place: int) -> tuple[Collective | None, Collective | None]:
@@ -74,23 +73,14 @@ def _sizes(call: Collective | None, like: Collective) -> list[int]:
     return [0] * len(shapes) if call is None else [s for _, shape in (*call.inputs, *call.outputs) for s in shape]
 
 
-def _followed(first: TrainingCase, second: TrainingCase, rank: int, one: list[int], two: list[int]) -> Iterator[str]:
-    """What of the two batches has, up to one factor, the size of what is sent."""
+def _follows_the_largest(first: TrainingCase, second: TrainingCase, one: list[int], two: list[int]) -> bool:
+    """Whether the largest local batch of a step has, up to one factor, the size of what is sent in each case."""
     changed = [(a, b) for a, b in zip(one, two, strict=False) if a != b]
-    counts: dict[str, Callable[[list[list[int]]], int]] = {
-        "the largest local batch": lambda own: max(map(len, own)),
-        "the rank's own batch": lambda own: len(own[rank]),
-        "the whole batch": lambda own: sum(map(len, own)),
-    }
-    for what, count in counts.items():
-        for step in range(first.step.steps):
-            a, b = (
-                count([[i for chunk in own for i in chunk] for own in batches.indices(case, step)])
-                for case in (first, second)
-            )
-            if a != b and changed and all(x * b == y * a for x, y in changed):
-                yield what
-                break
+    for step in range(first.step.steps if changed else 0):
+        a, b = (max(sum(map(len, own)) for own in batches.indices(case, step)) for case in (first, second))
+        if a != b and all(x * b == y * a for x, y in changed):
+            return True
+    return False
 
 
 def _parting(execution: Execution) -> _Parting | None:

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from fsdpcheck.case import TrainingCase
 from fsdpcheck.diagnosis.cause_fit import rows
-from fsdpcheck.oracle import Answer, StepAnswer
+from fsdpcheck.oracle import Answer, Named, StepAnswer
 
 
 def of_each(case: TrainingCase, wanted: StepAnswer) -> Tensor:
@@ -23,6 +23,11 @@ def pick(once: Tensor, chosen: Iterable[int]) -> Tensor:
     for row in chosen:
         weights[row] += once[row]
     return weights
+
+
+def weighted(gradients: Named, weights: Tensor) -> Named:
+    """The sum of per-sample ``gradients`` by ``weights`` [n]."""
+    return {name: torch.tensordot(weights, value, dims=1) for name, value in gradients.items()}
 
 
 def of_rows(answer: Answer, step: int, chosen: Iterable[int]) -> Tensor:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping
-from typing import Final
 
 import torch
 from torch import Tensor
@@ -12,13 +11,11 @@ from torch import Tensor
 from fsdpcheck import oracle
 from fsdpcheck.case import TrainingCase
 from fsdpcheck.diagnosis import shards
-from fsdpcheck.diagnosis.cause_fit import by_ratio, fits, fitting, mentions
+from fsdpcheck.diagnosis.cause_fit import by_ratio, fits, fitting
 from fsdpcheck.findings.cause import Cause, Causes
 from fsdpcheck.oracle import Answer, Named, StepAnswer
 from fsdpcheck.workload import models
 from fsdpcheck.workload.optimizer import at_step
-
-_EPS_OF_TORCH: Final = 1e-6
 
 
 def of_grad_norm(answer: Answer, step: int, rank: int, got: float) -> Causes | None:
@@ -44,37 +41,16 @@ def of_grad_norm(answer: Answer, step: int, rank: int, got: float) -> Causes | N
 
 
 def _by_parameter(case: TrainingCase, wanted: StepAnswer) -> Iterator[tuple[Cause, Tensor]]:
-    """(cause, global norm) where one parameter's gradient counts on every shard, or those of some count nowhere."""
+    """(cause, global norm) where one parameter's gradient counts on every shard, or nowhere."""
     squares = {name: value.double().square().sum() for name, value in wanted.released.items()}
     total, shards_of = torch.stack(list(squares.values())).sum(), case.mesh.dp_shard
     for name, own in squares.items():
         if shards_of > 1:
             text = f"the gradient of {name} counts {shards_of} times in it, as if every rank's whole one were a shard"
             yield Cause("a parameter on every rank", text), (total + (shards_of - 1) * own).sqrt()
-    counted = [name for name, own in squares.items() if own]  # whether a gradient of zero counts is not to be told
-    for kind, names in _together(case, counted, wanted.released):
-        left = torch.stack([squares[name] for name in names]).sum()
-        what = f"gradient of {names[0]} is" if len(names) == 1 else f"gradients of {mentions(names)} are"
-        yield Cause(kind, f"the {what} left out of it"), (total - left).clamp(min=0).sqrt()
-
-
-def _together(case: TrainingCase, names: list[str], released: Named) -> list[tuple[str, list[str]]]:
-    """Parameters that a norm may leave out: one, a unit's, all biases, all of one dimension, the first few, the last.
-
-    With what cases have in common of which such are left out: on a user's own model those that it is, which every case
-    has. Several are never all of ``names``.
-    """
-    several = [("a unit left out", own) for own in shards.units(case, names).values()]
-    several.append(("biases left out", [name for name in names if name.endswith("bias")]))
-    several.append(("parameters of one dimension left out", [name for name in names if released[name].ndim < 2]))
-    for count in range(2, len(names)):
-        several += [("the first left out", names[:count]), ("the last left out", names[-count:])]
-    apart: dict[tuple[str, ...], str] = {(name,): "a parameter left out" for name in names}
-    for kind, group in several:
-        if 1 < len(group) < len(names):
-            apart.setdefault(tuple(group), kind)
-    own_model = case.model.own is not None
-    return [(f"{', '.join(group)} left out" if own_model else kind, [*group]) for group, kind in apart.items()]
+        if own:  # whether a gradient of zero counts is not to be told
+            left = (total - own).clamp(min=0).sqrt()
+            yield Cause("a parameter left out", f"the gradient of {name} is left out of it"), left
 
 
 def of_clipped_update(answer: Answer, step: int, got: Mapping[str, Tensor], norm: float, eps: float) -> Causes | None:
@@ -94,23 +70,6 @@ def of_clipped_update(answer: Answer, step: int, got: Mapping[str, Tensor], norm
     return found
 
 
-def unasked(answer: Answer, step: int, given: Named) -> Iterator[tuple[Cause, Named]]:
-    """(cause, gradient) of a step of plain training that clips by the global norm where no case asks for it.
-
-    The limit is read off ``given``: a number of two digits, as people write limits. torch.nn.utils.clip_grad_norm_ adds
-    1e-6 to the norm; others do not. Whether it fits is to be compared by every bit but a few.
-    """
-    wanted = answer.steps[step]
-    norm, got = float(wanted.grad_norm), math.sqrt(sum(float(value.square().sum()) for value in given.values()))
-    step_of = answer.case.step
-    if step_of.private or step_of.max_grad_norm is not None or not 0 < got < norm:
-        return
-    for eps in (_EPS_OF_TORCH, 0.0):
-        limit = float(f"{got * (norm + eps) / norm:.1e}")
-        text = f"the gradient is clipped to a norm of {limit:g}, which nothing asks of this step"
-        yield Cause("clipped unasked", text), {n: v.double() * (limit / (norm + eps)) for n, v in wanted.used.items()}
-
-
 def _clipped(case: TrainingCase, wanted: StepAnswer, norm: float, eps: float) -> Iterator[tuple[Cause, Named]]:
     """(cause, gradient given to the optimizer) when the global norm is not what clips."""
     limit, released = float(case.step.max_grad_norm or 0.0), wanted.released
@@ -124,11 +83,7 @@ def _clipped(case: TrainingCase, wanted: StepAnswer, norm: float, eps: float) ->
     own = {name: factor(torch.stack([squares[n] for n in names]).sum()) for names in by_unit.values() for name in names}
     text = "each unit's gradient is clipped by its own norm, not by the global one"
     yield Cause("unit by unit", text), {name: value * own[name] for name, value in released.items()}
-    text = "each parameter's gradient is clipped by its own norm, not by the global one"
-    yield Cause("by parameter", text), {name: value * factor(squares[name]) for name, value in released.items()}
     yield Cause("not clipped", "the gradient is not clipped at all"), released
-    once = oracle.global_factor(torch.tensor(norm, dtype=dtype), limit, eps)
-    yield Cause("twice", "the gradient is clipped twice"), {n: value * once * once for n, value in released.items()}
     over = torch.clamp(torch.tensor(limit / (norm + eps), dtype=dtype), min=1.0)
     text = "clipping is turned round: what is longer than the limit stays, and what is shorter is scaled up to it"
     yield Cause("turned round", text), {name: value * over for name, value in released.items()}

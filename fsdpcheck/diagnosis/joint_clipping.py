@@ -1,6 +1,6 @@
 """Joint clipping: samples that are clipped, or measured, as one sum, where each has to be taken alone.
 
-Legend: n samples of a step, b in a group of them, W ranks, C the clip norm, N the normaliser.
+Legend: n samples of a step, b in a group of them, C the clip norm.
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ from torch import Tensor
 from fsdpcheck import oracle
 from fsdpcheck.case import TrainingCase
 from fsdpcheck.diagnosis.cause_fit import chunks, rows
+from fsdpcheck.diagnosis.contributions import pick, weighted
 from fsdpcheck.findings.cause import Cause
 from fsdpcheck.oracle import Answer, Named, StepAnswer
 from fsdpcheck.workload import models
 
 _EPS = (0.0, 1e-6)  # what implementations add to the norm of a whole gradient
-_STATISTICS: dict[str, Callable[[Tensor], Tensor]] = {"median": torch.median, "mean": torch.mean}
 _PAIRS = Cause(
     "pairs share a norm", "two samples that follow each other share the mean of their squared norms: clipped as one"
 )
@@ -35,33 +35,35 @@ def clipped(answer: Answer, step: int) -> Iterator[tuple[Cause, Named]]:
     case, wanted = answer.case, answer.steps[step]
     if not case.step.private or len(answer.clip_norms) > 1 or not wanted.samples:
         return
+    normaliser = float(case.step.normaliser)
+    scales = (
+        ("summed", "summed", 1.0),
+        ("mean", "mean", 1 / normaliser),
+        ("scaled mean", "mean", case.shares / normaliser),
+    )
     for same, groups in _groups(case, wanted, step):
-        sums = [_sum(wanted.gradients, own) for own in groups]
-        for key, word, scales, shares in _scales(case, groups):
+        lengths = [float(_square(_sum(wanted.gradients, own))) ** 0.5 for own in groups]
+        for key, word, scale in scales:
             for eps in sorted({*_EPS, answer.rule.eps}):
-                weights = [
-                    _factor(total, scale, answer.clip_norm, eps) * share
-                    for total, scale, share in zip(sums, scales, shares, strict=True)
-                ]
+                weights = torch.zeros(len(wanted.samples), dtype=torch.float64)
+                for own, length in zip(groups, lengths, strict=True):
+                    factor = min(1.0, answer.clip_norm / (length * scale + eps)) if length * scale + eps else 1.0
+                    weights += pick(torch.full_like(weights, factor / normaliser), own)
                 text = f"the {word} gradient of {same[0]} is clipped, not each sample's: {_INSTEAD}"
-                released = _weighted(sums, weights)
+                released = weighted(wanted.gradients, weights)
                 yield from ((Cause(f"{key} gradient of {whose} clipped", text), released) for whose in same)
 
 
 def norms(answer: Answer, step: int, rank: int) -> Iterator[tuple[Cause, Tensor]]:
-    """Squared norms [n] of the gradient of a whole micro-batch, or of a rank's batch, given to each of its samples."""
-    case, wanted = answer.case, answer.steps[step]
+    """Squared norms [n] of the gradient of a whole micro-batch, given to each of its samples."""
+    wanted = answer.steps[step]
     if not wanted.samples:
         return
-    everyone = chunks(case, step, wanted)[rank]
-    for whose, groups in (("micro-batch", everyone), ("local batch", [[row for own in everyone for row in own]])):
-        squares = {"sum": wanted.squared_norms.clone(), "mean": wanted.squared_norms.clone()}
-        for own in groups:
-            whole = _square(_sum(wanted.gradients, own))
-            squares["sum"][own], squares["mean"][own] = whole, whole / max(len(own), 1) ** 2
-        for word, squared in squares.items():
-            text = f"each sample is given the norm of the gradient of the whole {whose} (its {word}), not its own"
-            yield Cause(f"norm of the {word} of a {whose}", text), squared
+    squared = wanted.squared_norms.clone()
+    for own in chunks(answer.case, step, wanted)[rank]:
+        squared[own] = _square(_sum(wanted.gradients, own))
+    text = "each sample is given the norm of the gradient of the whole micro-batch, not its own"
+    yield Cause("norm of a micro-batch", text), squared
 
 
 def one_row(answer: Answer, step: int, rank: int) -> Iterator[tuple[Cause, Tensor]]:
@@ -95,16 +97,14 @@ def factors(answer: Answer, step: int) -> Iterator[tuple[Cause, Callable[[list[i
         squares = _paired(wanted.squared_norms[own]).to(wanted.norms.dtype)
         return oracle.factors(squares.sqrt(), answer.clip_norm, rule)
 
+    def of_batch(own: list[int]) -> Tensor:
+        norms = wanted.norms[own]
+        limit = norms.median().clamp(max=answer.clip_norm) if len(own) > 1 else answer.clip_norm
+        return (limit / (norms + rule.eps)).clamp(max=1)
+
     yield _PAIRS, of_pairs
-    for word, statistic in _STATISTICS.items():
-
-        def of_batch(own: list[int], statistic: Callable[[Tensor], Tensor] = statistic) -> Tensor:
-            norms = wanted.norms[own]
-            limit = statistic(norms).clamp(max=answer.clip_norm) if len(own) > 1 else answer.clip_norm
-            return (limit / (norms + rule.eps)).clamp(max=1)
-
-        text = f"the clip norm follows the batch: C is lowered to the {word} norm of each micro-batch"
-        yield Cause(f"C of the batch: {word}", text), of_batch
+    text = "the clip norm follows the batch: C is lowered to the median norm of each micro-batch"
+    yield Cause("C of the batch", text), of_batch
 
 
 def _paired(squares: Tensor) -> Tensor:
@@ -136,33 +136,9 @@ def _groups(case: TrainingCase, wanted: StepAnswer, step: int) -> Iterator[tuple
         left = [whose for whose in left if whose not in same]
 
 
-def _scales(case: TrainingCase, groups: list[list[int]]) -> Iterator[tuple[str, str, list[float], list[float]]]:
-    """(key, "summed" or "mean", by group what its sum is multiplied by when it is clipped, and when it is released)."""
-    n, count = float(case.step.normaliser), len(groups)
-    plain = [1 / n] * count
-    yield "summed", "summed", [1.0] * count, plain
-    yield "mean", "mean", plain, plain
-    yield "scaled mean", "mean", [case.shares / n] * count, plain
-    local = [1 / max(len(own), 1) for own in groups]
-    yield "local mean", "mean", local, plain
-    yield "mean of local means", "mean", local, [each / count for each in local]
-
-
-def _factor(total: Named, scale: float, clip_norm: float, eps: float) -> float:
-    norm = float(_square(total)) ** 0.5 * scale
-    return min(1.0, clip_norm / (norm + eps)) if norm + eps else 1.0
-
-
 def _sum(gradients: Named, own: list[int]) -> Named:
     return {name: value[own].sum(0) for name, value in gradients.items()}
 
 
 def _square(named: Named) -> Tensor:
     return torch.stack([value.square().sum() for value in named.values()]).sum()
-
-
-def _weighted(sums: list[Named], weights: list[float]) -> Named:
-    return {
-        name: torch.stack([own[name] * weight for own, weight in zip(sums, weights, strict=True)]).sum(0)
-        for name in sums[0]
-    }

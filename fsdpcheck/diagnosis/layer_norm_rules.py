@@ -43,14 +43,8 @@ def of_convolution(module: nn.Module, x: Tensor, g: Tensor) -> Told:
         dealt = x.reshape(len(x), -1, conv.groups, *x.shape[2:]).transpose(1, 2).flatten(1, 2)
         text = "the groups of a convolution are mixed up: channels are dealt to them in turn, not in blocks"
         yield "convolution: groups", text, _of(_patches(conv, dealt, both), g_nhTp) - right
-    for shift, word in ((1, "late"), (-1, "early")):
-        text = f"the patches of a convolution are read a position too {word}"
-        yield f"convolution: {word}", text, _of(a_nhTd.roll(shift, 2), g_nhTp) - right
-    if any(both):
-        turned = {"first": [(a + b, 0) for a, b in ends], "last": [(0, a + b) for a, b in ends]}
-        for key, around in turned.items():
-            text = f"the patches of a convolution are cut from an input that is padded at its {key} end only"
-            yield f"convolution: padded {key}", text, _of(_patches(conv, x, _for_pad(around)), g_nhTp) - right
+    text = "the patches of a convolution are read a position too late"
+    yield "convolution: late", text, _of(a_nhTd.roll(1, 2), g_nhTp) - right
     if any(before != behind for before, behind in ends):
         text = "the patches of a convolution are cut from an input whose odd element of padding stands at the wrong end"
         around = [(behind, before) for before, behind in ends]
@@ -85,15 +79,12 @@ def of_norm_layer(module: nn.Module, x: Tensor, g: Tensor) -> Told:
             yield "GroupNorm: all channels", text, whole - right
     else:
         xhat, last = _normalised(norm, x, norm.eps), _features_last
-    products_nTC = last(xhat * g)
-    right = products_nTC.sum(1).square().sum(1)
+    right = last(xhat * g).sum(1).square().sum(1)
     text = f"{kind}: the norm rule takes the input as it came for the normalised input"
     yield f"{kind}: raw input", text, last(x * g).sum(1).square().sum(1) - right
     if norm.eps is not None:
         text = f"{kind}: the norm rule normalises with another eps than the layer's {norm.eps:g}"
         yield f"{kind}: eps", text, last(_normalised(norm, x, _USUAL_EPS) * g).sum(1).square().sum(1) - right
-    text = f"the weight of {kind}: squares of positions are added up without their cross terms"
-    yield f"{kind}: positions apart", text, products_nTC.square().sum((1, 2)) - right
 
 
 def channels_last(x: Tensor) -> Tensor:

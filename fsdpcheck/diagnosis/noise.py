@@ -239,24 +239,16 @@ def _scales(answer: Answer) -> Iterator[tuple[str, float, str]]:
     case = answer.case
     world, n = float(case.world_size), float(case.step.normaliser)
     c, s = math.hypot(*answer.clip_norms), case.step.noise_multiplier
-    deviation = s * c / n
     told = [
         ("sqrt(W)", math.sqrt(world), "sqrt(W): each rank adds noise of the whole scale, and the ranks are summed"),
         ("1/sqrt(W)", 1 / math.sqrt(world), "1/sqrt(W): each rank adds noise of its own, and the ranks are averaged"),
         ("W", world, "W: the same noise of every rank is summed, or not divided where the gradient is"),
         ("1/W", 1 / world, "1/W: noise is divided by the number of ranks once more"),
         ("N", n, "N: noise is not divided by the normaliser"),
-        ("1/N", 1 / n, "1/N: noise is divided by the normaliser twice"),
-        ("sqrt(N)", math.sqrt(n), "sqrt(N): noise is divided by the root of the normaliser only"),
         ("1/C", 1 / c, "1/C: the clip norm is left out"),
-        ("C", c, "C: the clip norm is multiplied in twice"),
         ("1/s", 1 / s, "1/s: the noise multiplier is left out"),
-        ("s", s, "s: the noise multiplier is multiplied in twice"),
         ("sqrt(2)", math.sqrt(2), "sqrt(2): noise is added twice, each time another"),
         ("2", 2.0, "2: the same noise is added twice"),
-        ("1/2", 0.5, "1/2: C stands for half the clip norm"),
-        ("deviation", deviation, "s C / N: a variance stands in for the standard deviation"),
-        ("1/sqrt(deviation)", deviation**-0.5, "1/sqrt(s C / N): the standard deviation stands in for a variance"),
         ("max C_l", max(answer.clip_norms) / c, "the largest C_l stands for the root of the sum of their squares"),
         ("sum C_l", sum(answer.clip_norms) / c, "the sum of the C_l stands for the root of the sum of their squares"),
     ]

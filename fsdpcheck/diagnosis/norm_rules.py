@@ -94,8 +94,6 @@ def _linear(layer: Seen) -> Iterator[tuple[str, str, Tensor]]:
     elif layer.trains:
         right = _square(g_nTp.transpose(1, 2) @ a_nTd)
         yield "linear: frozen weight", "a frozen weight counts in the norm, beside its trainable bias", right
-    if "bias" not in layer.trains and "weight" in layer.trains and layer.module.bias is not None:
-        yield "linear: frozen bias", "a frozen bias counts in the norm", g_nTp.sum(1).square().sum(1)
 
 
 def _bias(layer: Seen) -> Iterator[tuple[str, str, Tensor]]:

@@ -86,7 +86,7 @@ def _squared(answer: Answer, step: int, rank: int | None) -> Iterator[tuple[Caus
 
 
 def _left_out(wanted: StepAnswer, squares: dict[str, Tensor]) -> Iterator[tuple[Cause, Tensor]]:
-    """One parameter, the first, or all of a kind ("bias of linear layers"), missing from the norm."""
+    """One parameter, or all of a kind ("bias of linear layers"), missing from the norm."""
     kinds: dict[str, list[str]] = {}
     for name in squares:
         kinds.setdefault(_kind(name), []).append(name)
@@ -96,7 +96,6 @@ def _left_out(wanted: StepAnswer, squares: dict[str, Tensor]) -> Iterator[tuple[
     groups += [("left out: linear bias", plain)] if len(plain) > 1 else []
     groups += [("left out: all biases", biases)] if len(biases) > 1 else []
     groups += [(f"left out: parameter {name}", [name]) for names in kinds.values() if len(names) > 1 for name in names]
-    groups += [("left out: the first", list(squares)[:1])] if squares else []
     for key, names in groups:
         verb = "is" if len(names) == 1 else "are"
         rest = wanted.squared_norms - torch.stack([squares[name] for name in names]).sum(0)

@@ -50,7 +50,7 @@ def _stages(answer: Answer, step: int) -> Iterator[tuple[str, Callable[[int], Na
     """(when, bits -> the gradient of all parameters if they are rounded then)."""
     case, wanted = answer.case, answer.steps[step]
     reduced, everyone = "when they are reduced", chunks(case, step, wanted)
-    yield reduced, partial(_sum, [{name: value.double() for name, value in wanted.released.items()}], 1.0)
+    yield reduced, partial(_sum, [{name: value.double() for name, value in wanted.released.items()}])
     if case.copies > 1:
         return
     world, several = float(case.world_size), case.step.micro_batches > 1
@@ -58,12 +58,11 @@ def _stages(answer: Answer, step: int) -> Iterator[tuple[str, Callable[[int], Na
     if several:
         yield "as micro-batches are added up", partial(_accumulated, case, step, answer)
         together = [[row for mine in everyone for row in mine[number]] for number in range(case.step.micro_batches)]
-        yield reduced, partial(_sum, [_of(answer, step, own, 1.0) for own in together], 1.0)
+        yield reduced, partial(_sum, [_of(answer, step, own, 1.0) for own in together])
+    if case.world_size == 1:
+        return
     for batches in (whole, everyone) if several else (whole,):
-        local = [[_of(answer, step, own, world) for own in mine] for mine in batches]
-        yield "before they are reduced", partial(_sum, [own for mine in local for own in mine], world)
-        if case.world_size > 1:
-            yield reduced, partial(_added, case, local)
+        yield reduced, partial(_added, case, [[_of(answer, step, own, world) for own in mine] for mine in batches])
 
 
 def _accumulated(case: TrainingCase, step: int, answer: Answer, count: int) -> Named:
@@ -79,13 +78,12 @@ def _accumulated(case: TrainingCase, step: int, answer: Answer, count: int) -> N
 
 def _of(answer: Answer, step: int, own: list[int], scale: float) -> Named:
     """Released gradient of these rows alone, times ``scale``."""
-    share = contributions.of_rows(answer, step, own) * scale
-    return {name: torch.tensordot(share, g, dims=1) for name, g in answer.steps[step].gradients.items()}
+    return contributions.weighted(answer.steps[step].gradients, contributions.of_rows(answer, step, own) * scale)
 
 
-def _sum(parts: Sequence[Named], scale: float, count: int) -> Named:
+def _sum(parts: Sequence[Named], count: int) -> Named:
     """Each part rounded, then added up exactly."""
-    return {name: torch.stack([bits.rounded(part[name], count) for part in parts]).sum(0) / scale for name in parts[0]}
+    return {name: torch.stack([bits.rounded(part[name], count) for part in parts]).sum(0) for name in parts[0]}
 
 
 def _added(case: TrainingCase, local: Sequence[Sequence[Named]], count: int) -> Named:

@@ -7,18 +7,20 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from functools import partial
+from typing import Final
 
 import torch
 from torch import Tensor
 
 from fsdpcheck.case import TrainingCase
 from fsdpcheck.diagnosis import clip_factors, joint_clipping
-from fsdpcheck.diagnosis.cause_fit import ADDED_UP, by_ratio, chunks, rows, whole_numbers
+from fsdpcheck.diagnosis.cause_fit import ADDED_UP, by_ratio, chunks, whole_numbers
 from fsdpcheck.diagnosis.contributions import of_each, pick
 from fsdpcheck.findings.cause import Cause
 from fsdpcheck.findings.roots import OF_NORMS
 from fsdpcheck.oracle import Answer, StepAnswer
 
+TIMES: Final = "the gradient is exactly {} times the right one"
 Weighing = Callable[[list[int], Tensor], Tensor]
 """(rows of one micro-batch of one rank, their factors) -> their weights, before division by N."""
 
@@ -29,16 +31,11 @@ def candidates(answer: Answer, step: int) -> Iterator[tuple[Cause, Tensor]]:
     counts = torch.tensor(wanted.multiplicity, dtype=torch.float64)
     plain = counts / case.step.normaliser
     right = wanted.factors.double() * plain
-    for cause, ratio in by_ratio(case, step, "ratio", "the gradient is exactly {} times the right one", ADDED_UP):
+    for cause, ratio in by_ratio(case, step, "ratio", TIMES, ADDED_UP):
         yield cause, right * ratio
     for key, whole in whole_numbers(case.step.normaliser):
         text = f"the normaliser is taken for a whole number: {whole} in place of N = {case.step.normaliser}"
         yield Cause(f"N {key}", text), right * (case.step.normaliser / whole)
-    for row, sample in enumerate(wanted.samples):
-        one = torch.zeros_like(right)
-        one[row] = right[row] / counts[row]
-        yield Cause("sample left out", f"sample {sample} is left out once"), right - one
-        yield Cause("sample twice", f"sample {sample} is counted once too often"), right + one
     yield from _by_place(case, wanted, step)
     if case.step.private and case.step.clipping != "unclipped":
         for cause, of_chunk in joint_clipping.factors(answer, step):
@@ -73,29 +70,15 @@ def _by_place(case: TrainingCase, wanted: StepAnswer, step: int) -> Iterator[tup
     def total(weigh: Weighing) -> Tensor:
         return _total(case, wanted, step, weigh)
 
-    def scaled(place: int, factor: float) -> Weighing:
-        def weigh(_: list[int], found: Tensor) -> Tensor:
-            found = found.clone()
-            if len(found):
-                found[place] *= factor
-            return found
-
-        return weigh
-
-    for which, place in (("first", 0), ("last", -1)):
-        for said, factor in (("left out", 0.0), ("counted twice", 2.0)):
-            cause = Cause(f"{which} {said}", f"the {which} sample of each micro-batch is {said}")
-            yield cause, total(scaled(place, factor))
+    for said, factor in (("left out", 0.0), ("counted twice", 2.0)):
+        cause = Cause(f"first {said}", f"the first sample of each micro-batch is {said}")
+        yield cause, total(lambda _, found, by=factor: torch.cat([found[:1] * by, found[1:]]))  # type: ignore[misc]
     odd = Cause("odd last left out", "the last sample of each micro-batch of 3, 5, ... samples is left out")
     yield odd, total(lambda _, found: found * (torch.arange(len(found)) < len(found) - _odd(found)))
     if not case.step.private:
         return
     swapped = Cause("first two exchanged", "the clip factors of the first two samples of a micro-batch are exchanged")
     yield swapped, total(lambda _, found: torch.cat([found[:2].flip(0), found[2:]]))
-    yield Cause("reversed", "clip factors are in reverse order in each micro-batch"), total(lambda _, f: f.flip(0))
-    for shift in (1, -1):
-        cause = Cause(f"shifted {shift}", "clip factors are shifted by one sample in each micro-batch")
-        yield cause, total(lambda _, found, by=shift: found.roll(by))  # type: ignore[misc]
 
 
 def _odd(found: Tensor) -> int:
@@ -115,54 +98,49 @@ def _total(case: TrainingCase, wanted: StepAnswer, step: int, weigh: Weighing) -
 
 def _shares(case: TrainingCase, wanted: StepAnswer, step: int, right: Tensor) -> Iterator[tuple[Cause, Tensor]]:
     """Whole micro-batches, ranks, or their sizes gone wrong."""
-    once = of_each(case, wanted)
-    everyone, count = chunks(case, step, wanted)[:: case.copies], case.step.micro_batches
-    for number in range(count if count > 1 else 0):
-        key = {0: "the first", count - 1: "the last"}.get(number, f"the {number + 1}th")
-        weights = pick(once, [row for mine in everyone for row in mine[number]])
-        yield Cause(f"only {key} micro-batch", f"only {key} micro-batch counts, of {count}"), weights
+    once, everyone = of_each(case, wanted), chunks(case, step, wanted)
+    apart = everyone[:: case.copies]
     if case.step.unequal:
-        again = [row for place, mine in enumerate(everyone) if case.has_fewer(place * case.copies) for row in mine[-2]]
+        again = [row for place, mine in enumerate(apart) if case.has_fewer(place * case.copies) for row in mine[-2]]
         text = "ranks with fewer micro-batches than others take their last again"
         yield Cause("last again", text), right + pick(once, again)
-    yield from _again(everyone, once)
-    yield from _means(case, wanted, everyone, once)
-    if len(everyone) == 1:
-        return
-    by_rank = rows(case, step, wanted)
-    for rank, mine in enumerate(by_rank):
-        alone = pick(once, mine)
-        yield Cause("one rank", f"only the samples of rank {rank} count: not reduced over the ranks"), alone
-        yield (
-            Cause(f"W times rank {rank}", f"only the samples of rank {rank} count: W times them"),
-            alone * len(by_rank),
-        )
-        yield Cause(f"without rank {rank}", f"the samples of rank {rank} are left out"), right - alone
-    yield from _replicas(case, by_rank, once)
-    yield from _duplicates(case, wanted, everyone, once)
+    yield from _means(case, apart, once)
+    yield from of_ranks(case, everyone, once, case.copies)
+    if len(apart) > 1:
+        yield from _duplicates(case, wanted, apart, once)
 
 
-def _again(everyone: list[list[list[int]]], once: Tensor) -> Iterator[tuple[Cause, Tensor]]:
-    """Local gradients that outlive their reduction: of K micro-batches the first counts K times, the last once."""
-    count = len(everyone[0])
+def of_ranks(
+    case: TrainingCase, everyone: list[list[list[int]]], once: Tensor, copies: int = 1
+) -> Iterator[tuple[Cause, Tensor]]:
+    """Micro-batches or ranks that count alone, or again. ``everyone``: rows by rank and micro-batch, of which so many
+    ranks after each other have ``copies``; ``once``: what each row weighs.
+    """
+    apart, count = everyone[::copies], case.step.micro_batches
     if count > 1:
-        rows = [row for mine in everyone for number, own in enumerate(mine) for row in own * (count - number)]
+        for which, number in (("first", 0), ("last", count - 1)):
+            text = f"only the {which} micro-batch counts, of {count}"
+            weights = pick(once, [row for mine in apart for row in mine[number]])
+            yield Cause(f"only the {which} micro-batch", text), weights
+        again = [row for mine in apart for number, own in enumerate(mine) for row in own * (count - number)]
         text = "a micro-batch's local gradients are not cleared when they are reduced: later reductions add them again"
-        yield Cause("micro-batches again", text), pick(once, rows)
-
-
-def _replicas(case: TrainingCase, by_rank: list[list[int]], once: Tensor) -> Iterator[tuple[Cause, Tensor]]:
+        yield Cause("micro-batches again", text), pick(once, again)
+    if len(apart) == 1:
+        return
+    by_rank = [[row for own in mine for row in own] for mine in everyone]
+    for rank, mine in enumerate(by_rank):
+        alone, only = pick(once, mine), f"only the samples of rank {rank} count"
+        yield Cause("one rank", f"{only}: not reduced over the ranks"), alone
+        yield Cause(f"W times rank {rank}", f"{only}: W times them"), alone * len(by_rank)
     replicas, shards = case.mesh.dp_replicate, case.mesh.dp_shard
     for replica in range(replicas if replicas > 1 else 0):
-        mine = [row for rank in range(replica * shards, (replica + 1) * shards) for row in by_rank[rank]]
+        mine = [row for own in by_rank[replica * shards : (replica + 1) * shards] for row in own]
         text = f"only the samples of replica {replica} count: gradients are not reduced over the replicas"
         yield Cause("one replica", text), pick(once, mine)
         yield Cause("R times one replica", text), pick(once, mine) * replicas
 
 
-def _means(
-    case: TrainingCase, wanted: StepAnswer, everyone: list[list[list[int]]], once: Tensor
-) -> Iterator[tuple[Cause, Tensor]]:
+def _means(case: TrainingCase, everyone: list[list[list[int]]], once: Tensor) -> Iterator[tuple[Cause, Tensor]]:
     means, micro = torch.zeros_like(once), torch.zeros_like(once)
     share = case.step.normaliser / len(everyone)
     for mine in everyone:

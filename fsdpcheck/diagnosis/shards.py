@@ -13,8 +13,7 @@ import torch
 from torch import Tensor
 
 from fsdpcheck.case import TrainingCase
-from fsdpcheck.diagnosis import contributions
-from fsdpcheck.findings.cause import PATTERN, Cause
+from fsdpcheck.findings.cause import Cause
 from fsdpcheck.oracle import Answer, Named
 from fsdpcheck.workload import models
 from fsdpcheck.workload.clip_groups import is_instrument
@@ -78,35 +77,32 @@ def own_squares(answer: Answer, step: int, rank: int) -> Iterator[tuple[Cause, T
         mine = {name: own == rank % case.mesh.dp_shard for name, own in owner.items()}
         text = f"it is the norm of the own shard of rank {rank} alone: not summed over the ranks"
         yield Cause("own shard", text), _masked(gradients, mine)
-        partial = {name: own if name in inner else torch.ones_like(own) for name, own in mine.items()}
-        yield Cause("own shard of the units", f"{text} (the root's parameters whole)"), _masked(gradients, partial)
         text = "the last element of each rank's piece of a parameter is left out of the norm"
         yield Cause("last element of a shard", text), _masked(gradients, _without_ends(owner))
         short = {n: own if n in inner else torch.ones_like(own) for n, own in _without_ends(owner).items()}
         yield Cause("last element of a shard", text), _masked(gradients, short)
 
 
-def unreduced(answer: Answer, step: int) -> Iterator[tuple[Cause, Named]]:
-    """Gradients (float64) when one unit's, or all, stay local: each shard is its owner's own samples' gradient."""
-    case, wanted = answer.case, answer.steps[step]
+def unreduced(case: TrainingCase, local: list[Named], right: Named) -> Iterator[tuple[Cause, Named]]:
+    """Gradients when one unit's, or all, stay local: each shard of ``right`` is what its owner's own samples add to it.
+
+    ``local``: what those of each rank add.
+    """
     if case.world_size == 1:
         return
-    local = [contributions.of_rank(answer, step, rank) for rank in range(case.world_size)]
-    right = {name: value.double() for name, value in wanted.released.items()}
-    sums = {name: [torch.tensordot(own, g, dims=1) for own in local] for name, g in wanted.gradients.items()}
     by_unit = units(case, list(right))
     by_unit |= {"every unit": list(right)} if len(by_unit) > 1 else {}
     for owner in owners(case, right):
         choices = itertools.product(by_unit.items(), (1, case.world_size), range(case.mesh.dp_replicate))
         for (unit, names), times, replica in choices:
             first = replica * case.mesh.dp_shard
-            changed = {name: _owned(sums[name][first:], owner[name]) * times for name in names}
+            changed = {name: _owned([own[name] for own in local[first:]], owner[name]) * times for name in names}
             text = f"gradients of {unit} are not reduced over the ranks: each shard has its own rank's only"
             yield Cause(f"not reduced: {unit}", text), {**right, **changed}
 
 
 def stood_still(case: TrainingCase, before: Named, after: Named, got: Mapping[str, Tensor]) -> Iterator[Cause]:
-    """Whether exactly one rank's shard did not move although the others did; else whether only it differs.
+    """Whether exactly one rank's shard did not move although the others did.
 
     ``after``: parameters that are trained, and no others.
     """
@@ -114,22 +110,18 @@ def stood_still(case: TrainingCase, before: Named, after: Named, got: Mapping[st
     if count == 1:
         return
     body = [name for name in after if not is_instrument(name)]  # what moves in every shard says nothing of where
+    wrong = {name: got[name] != value for name, value in after.items()}
+    if not any(bool(mask.any()) for mask in wrong.values()):
+        return
     for owner in owners(case, after):
         for shard in range(count):
             mine = {name: own == shard for name, own in owner.items()}
-            wrong = {name: got[name] != value for name, value in after.items()}
-            if not any(bool(mask.any()) for mask in wrong.values()):
-                return
             others_move = any(bool((after[name] != before[name])[~mine[name]].any()) for name in body)
             if not others_move or any(bool((mask & ~mine[name]).any()) for name, mask in wrong.items()):
                 continue  # where only this shard has anything to update, all that goes wrong goes wrong in it
-            apart = any(bool((after[n] != before[n])[~mine[n]].any()) for n, mask in wrong.items() if bool(mask.any()))
-            which = "the last rank" if shard == count - 1 else f"rank {shard}"
-            still = all(bool((got[name] == before[name])[mine[name]].all()) for name in after)
-            if still:
+            if all(bool((got[name] == before[name])[mine[name]].all()) for name in after):
+                which = "the last rank" if shard == count - 1 else f"rank {shard}"
                 yield Cause(f"stood still: {which}", f"the shard of {which} (rank {shard}) did not move")
-            if still or apart:  # else it is all that there is to go wrong in these tensors
-                yield Cause(f"only the shard of {which}", f"only the shard of {which} (rank {shard}) differs", PATTERN)
 
 
 def shifted(case: TrainingCase, right: Named, got: Mapping[str, Tensor], trained: Collection[str]) -> Iterator[Cause]:

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
+from fsdpcheck.diagnosis.contributions import weighted
 from fsdpcheck.diagnosis.layer_calls import Seen, by_weight, gradient_of_use, layers_of
 from fsdpcheck.findings.cause import Cause
 from fsdpcheck.oracle import Answer, Named
@@ -32,7 +33,7 @@ def gradients(answer: Answer, step: int) -> Iterator[tuple[Cause, Named]]:
         shared = [uses for uses in by_weight(layers_of(answer, step)) if len(uses) > 1]
         if not shared:
             return
-        right = {name: torch.tensordot(weights, each, dims=1) for name, each in wanted.gradients.items()}
+        right = weighted(wanted.gradients, weights)
         for which, place in (("first", 0), ("last", -1)):
             alone = {_name(uses, right): _of_use(uses[place], weights) for uses in shared}
             text = f"of the uses of a tied (shared) weight the {which} alone has a gradient"

@@ -58,7 +58,6 @@ def test_groups_and_patches_of_a_convolution() -> None:
     right = _convolved(conv, F.pad(x, (1, 1, 1, 1)), g)
     dealt = x[:, [0, 2, 1, 3]]
     assert torch.equal(right + told["convolution: groups"], _convolved(conv, F.pad(dealt, (1, 1, 1, 1)), g))
-    assert torch.equal(right + told["convolution: padded first"], _convolved(conv, F.pad(x, (2, 0, 2, 0)), g))
     later = g.flatten(2).roll(-1, 2).reshape(g.shape)
     assert torch.equal(right + told["convolution: late"], _convolved(conv, F.pad(x, (1, 1, 1, 1)), later))
 
@@ -71,7 +70,6 @@ def test_an_odd_element_of_padding_at_the_wrong_end() -> None:
     right, weight = _convolved(conv, F.pad(x, (1, 1, 1, 2)), g), conv.weight.detach()
     assert torch.equal(conv(x), F.conv2d(F.pad(x, (1, 1, 1, 2)), weight, None, 1, 0, conv.dilation))
     assert torch.equal(right + told["convolution: odd padding"], _convolved(conv, F.pad(x, (1, 1, 2, 1)), g))
-    assert torch.equal(right + told["convolution: padded first"], _convolved(conv, F.pad(x, (2, 0, 3, 0)), g))
     even = nn.Conv2d(2, 3, 3, padding="same", bias=False).double()
     assert "convolution: odd padding" not in _told(layer_norm_rules.of_convolution(even, x, g))
 
@@ -81,7 +79,7 @@ def test_a_convolution_without_padding_by_word() -> None:
     x, g = _numbers(3, 2, 4, 4), _numbers(3, 3, 3, 3)
     told = _told(layer_norm_rules.of_convolution(conv, x, g))
     assert told.keys() >= {"convolution: late"}
-    assert not any("padded" in key for key in told)
+    assert "convolution: odd padding" not in told
 
 
 @pytest.mark.parametrize("made", [lambda: nn.LayerNorm(4), lambda: nn.RMSNorm(4), lambda: nn.GroupNorm(2, 4)])
