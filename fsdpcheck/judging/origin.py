@@ -11,6 +11,8 @@ from contextlib import suppress
 from dataclasses import replace
 from typing import Final
 
+import torch
+
 from fsdpcheck.case import Case, TrainingCase
 from fsdpcheck.execution import Execution
 from fsdpcheck.findings.violation import Violation
@@ -19,9 +21,13 @@ from fsdpcheck.judging.law import Law
 from fsdpcheck.judging.model_process import called, judge
 from fsdpcheck.judging.run import Ran, Run
 from fsdpcheck.judging.value_trail import Trail
+from fsdpcheck.program import NO_VALUE
 
 _CASES: Final = 3
 """Most cases that are looked at: the one shown, and of the others those of as many ranks, the shortest to describe."""
+_UNFILLED: Final = (
+    f"{NO_VALUE} is what every parameter holds before a checkpoint is read: nothing was read into this one"
+)
 _PART: Final = "the part of one module or parameter"
 
 
@@ -33,6 +39,8 @@ def of_cases(law: Law, run: Run, failing: Sequence[Case]) -> str:
         violation, execution = _judged(law, run, case)
         if violation is None or execution is None:
             continue
+        if number == 0 and _is_unfilled(violation):
+            return _UNFILLED
         if execution.failure is not None:
             if number == 0:
                 return _raised(execution)
@@ -87,6 +95,12 @@ def _raised(execution: Execution) -> str:
         if result.raised is not None and result.raised.type == failure.exception.rpartition(".")[2]:
             return value_trail.of_raised(result.raised)
     return ""
+
+
+def _is_unfilled(violation: Violation) -> bool:
+    """Whether what was got is no value of the implementation: parameters hold it before a checkpoint is read."""
+    got = violation.got.partition(" within ")[0]
+    return got in (str(NO_VALUE), str(torch.tensor(NO_VALUE).item()))
 
 
 def _trails(run: Run, case: Case, violation: Violation, execution: Execution) -> Mapping[str, Trail]:

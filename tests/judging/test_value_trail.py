@@ -18,6 +18,7 @@ from fsdpcheck.judging.law import Law
 from fsdpcheck.judging.registry import chapters
 from fsdpcheck.judging.run import Run
 from fsdpcheck.judging.value_trail import Number, Sought, Trail, common, in_words, of_violation, trail, with_square
+from tests.common.laws_by_hand import FakeEngine, a_law
 
 CASE = TrainingCase(ModelSpec((LayerSpec(3),)), MeshSpec(1), BatchLayout("contiguous", 2), StepSpec("l1"))
 
@@ -190,3 +191,15 @@ def test_of_what_is_raised_the_calls_before_are_told(engine: SimulatedEngine) ->
     first, *others = told.splitlines()
     assert first.startswith("raised at "), told
     assert any("patches (" in line for line in others if line.startswith("behind its calls of ")), told
+
+
+@pytest.mark.parametrize("numbers", ["0.7", "0.699999988079071"])
+def test_what_parameters_hold_before_they_are_read_is_told_as_that(numbers: str) -> None:
+    """And no line that happens to have an equal number, as the one where parameters are made, is named."""
+
+    def unread(case: TrainingCase, run: Run) -> None:
+        run(case)
+        raise Violation("what was loaded is not what was saved", got=numbers, wanted="-1.0", where="rank 0 of 1")
+
+    found = origin.of_cases(a_law(unread), Run(FakeEngine(), "reference"), [CASE])
+    assert found == "0.7 is what every parameter holds before a checkpoint is read: nothing was read into this one"
