@@ -85,7 +85,8 @@ class Watching:
     """An engine that notes how often what is installed ran, and whether it makes any difference.
 
     Until it has made one each run is repeated without it. So what is saved is saved without it too, and loaded again:
-    what is saved otherwise shows when it is loaded or read.
+    what is saved otherwise shows when it is loaded or read. Where a case without it gives other results each time, as
+    noise of a secure generator does, it makes none.
     """
 
     engine: Engine
@@ -95,19 +96,36 @@ class Watching:
     _besides: dict[str, str] = field(default_factory=dict)
     """Folder that was saved into -> the one without what is installed; names as long, for a collective takes them."""
 
+    _varying: list[str] = field(default_factory=list)
+    """Folders into which something else is saved each time."""
+
     name: str = "simulated"
 
     def run(self, request: RunRequest) -> Execution:
         execution = self.engine.run(request)
         self.hits += sum(execution.install_hits.values())
         self.files |= execution.files
-        if request.installs and not self.differs and not isinstance(request.case, KernelCase):
-            if request.save_to:
-                self._besides[request.save_to] = f"{request.save_to[:-1]}~"
-            save_to, load_from = self._beside(request.save_to), self._beside(request.load_from)
-            plain = self.engine.run(replace(request, installs=(), save_to=save_to, load_from=load_from))
-            self.differs = nondeterminism.differ(plain, execution)
+        compared = request.installs and not isinstance(request.case, KernelCase) and not self._varies(request.load_from)
+        if compared and not self.differs:
+            self._compare(request, execution)
         return execution
+
+    def _compare(self, request: RunRequest, execution: Execution) -> None:
+        if request.save_to:
+            self._besides[request.save_to] = f"{request.save_to[:-1]}~"
+        save_to, load_from = self._beside(request.save_to), self._beside(request.load_from)
+        plain = self.engine.run(replace(request, installs=(), save_to=save_to, load_from=load_from))
+        if nondeterminism.differ(plain, execution):
+            self.differs = self._repeats(plain)
+            self._varying += [request.save_to] if request.save_to and not self.differs else []
+
+    def _repeats(self, plain: Execution) -> bool:
+        """Whether a run without what is installed gives the same once more; it saves into a folder of its own."""
+        saved = plain.request.save_to
+        again = self.engine.run(replace(plain.request, save_to=saved and f"{saved[:-1]}^"))
+        if saved:
+            shutil.rmtree(again.request.save_to, ignore_errors=True)
+        return not nondeterminism.differ(plain, again)
 
     def stored(self, reference: str, folder: str) -> list[Stored]:
         return self._compared(partial(self.engine.stored, reference), folder)
@@ -122,9 +140,12 @@ class Watching:
 
     def _compared(self, ask: Callable[[str], Found], folder: str) -> Found:
         found = ask(folder)
-        if not self.differs:
+        if not self.differs and not self._varies(folder):
             self.differs = messages.dumps(found) != messages.dumps(ask(self._beside(folder)))
         return found
+
+    def _varies(self, folder: str) -> bool:
+        return any(Path(folder).is_relative_to(saved) for saved in self._varying)
 
     def _beside(self, folder: str) -> str:
         for saved, beside in self._besides.items():

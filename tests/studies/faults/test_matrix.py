@@ -8,11 +8,12 @@ from pathlib import Path
 from typing import Any, cast
 
 import pytest
+import torch
 
 from fsdpcheck import cli
 from fsdpcheck.engines.simulated import SimulatedEngine
 from fsdpcheck.errors import FINDING, HOLDS, USAGE, UsageError
-from fsdpcheck.execution import Execution, RunRequest
+from fsdpcheck.execution import Execution, RankResult, RunRequest
 from fsdpcheck.findings.tokens import decode
 from fsdpcheck.report import colour
 from fsdpcheck.report import faults as report
@@ -160,6 +161,35 @@ def test_what_is_saved_without_a_fault_is_what_is_loaded_without_it() -> None:
     assert not watching.differs
     watching.stored("any", "saved/to/0")
     assert watching.differs, "the last word of the one folder is not that of the other"
+
+
+class _Varying(_Saving):
+    """The same, with a result that is another each time, or one that what is installed makes another."""
+
+    def __init__(self, varies: bool) -> None:
+        super().__init__()
+        self.varies = varies
+
+    def run(self, request: RunRequest) -> Execution:
+        super().run(request)
+        seen = len(self.asked) if self.varies else len(request.installs)
+        return Execution("none", request, [RankResult(0, initial={"weight": torch.tensor(float(seen))})])
+
+
+def test_a_case_that_gives_something_else_each_time_makes_no_difference() -> None:
+    """As noise of a generator that nobody can seed does, and what is saved of it, loaded and read."""
+    request = RunRequest(SMALLEST, "any", installs=("fault",))
+    engine = _Varying(True)
+    watching = Watching(cast(Any, engine))
+    watching.run(replace(request, save_to="saved/to"))
+    assert engine.asked == [(1, "saved/to", ""), (0, "saved/t~", ""), (0, "saved/t^", "")]
+    watching.run(replace(request, load_from="saved/to/0"))
+    watching.stored("any", "saved/to/0")
+    assert engine.asked[3:] == [(1, "", "saved/to/0")]
+    assert not watching.differs
+    watching = Watching(cast(Any, _Varying(False)))
+    watching.run(request)
+    assert watching.differs
 
 
 def test_what_a_law_cannot_see_survives(own: Path) -> None:
