@@ -24,7 +24,7 @@ Dtype = Literal["float64", "float32"]
 Numbers = Literal["grid", "real"]
 Averaging = Literal["divide", "premultiply"]
 Compute = Literal["dtype", "bfloat16", "tf32"]
-OptimizerKind = Literal["sgd", "adam", "adamw", "newton_schulz", "own"]
+OptimizerKind = Literal["sgd", "adam", "adamw", "newton_schulz", "row_scaled", "own"]
 Schedule = Literal["constant", "halving"]
 Grouping = Literal["one", "vectors apart", "last unit apart"]
 Evaluation = Literal["no", "no_grad", "inference_mode"]
@@ -106,13 +106,16 @@ class BatchLayout:
 
 @dataclass(frozen=True, slots=True)
 class OptimizerSpec:
-    """SGD, Adam, AdamW or a Newton-Schulz step, learning rate 2**-lr_exponent; momentum and weight decay are dyadic.
+    """SGD, Adam, AdamW, a Newton-Schulz step or scaled rows; momentum and weight decay are dyadic.
+
+    The learning rate is 2**-lr_exponent.
 
     ``schedule`` "halving" halves the learning rate after each step, by ``torch.optim.lr_scheduler``.
     ``groups`` "vectors apart": parameters of one dimension, biases and norms, are a group without weight decay, of half
     the learning rate. "last unit apart": so are the parameters of the last inner unit.
     "newton_schulz" updates each matrix by all of its gradient (workload/newton_schulz.py), in plain training in float64
-    on a grid, without momentum, decay and global norm.
+    on a grid, without momentum, decay and global norm; and so does "row_scaled" each row of a matrix by all of the
+    row's gradient (workload/row_scaling.py).
     "own" is what a user's function makes of a model (``UserModelSpec.optimizer``), in plain training; then no other
     field says anything.
     """

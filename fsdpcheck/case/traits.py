@@ -151,6 +151,7 @@ def _step_traits(case: TrainingCase) -> Iterator[Trait]:
         "adam": step.optimizer.kind == "adam",
         "adamw": step.optimizer.kind == "adamw",
         "matrix-optimizer": step.optimizer.kind == "newton_schulz",
+        "row-optimizer": step.optimizer.kind == "row_scaled",
         "schedule": step.optimizer.schedule != "constant",
         "resume": step.resume,
         "per-layer-clipping": step.clip_groups != "all",

@@ -286,20 +286,25 @@ def _validate_optimizer(case: TrainingCase) -> None:
     for name, value in (("momentum", optimizer.momentum), ("weight_decay", optimizer.weight_decay)):
         if not (value * 2.0**16).is_integer():
             refuse(f"step.optimizer.{name}", value, "a multiple of 2**-16", "use 0.5 or 0.25")
-    if optimizer.kind == "newton_schulz":
-        _validate_newton_schulz(case)
+    if optimizer.kind in ("newton_schulz", "row_scaled"):
+        _validate_matrix_optimizer(case)
     if optimizer.kind != "sgd" and optimizer.momentum:
         refuse("step.optimizer.momentum", optimizer.momentum, f"0.0 with {optimizer.kind}", "its betas are fixed")
 
 
-def _validate_newton_schulz(case: TrainingCase) -> None:
+def _validate_matrix_optimizer(case: TrainingCase) -> None:
     """Its sums are exact for few bits alone."""
     if case.step.private or case.step.max_grad_norm is not None or case.step.optimizer.weight_decay:
         got = f"clipping {case.step.clipping!r}, max_grad_norm {case.step.max_grad_norm}"
         got += f", weight_decay {case.step.optimizer.weight_decay}"
-        refuse("step.optimizer.kind", f'"newton_schulz" with {got}', "plain training without decay", "draw another")
+        refuse(
+            "step.optimizer.kind",
+            f'"{case.step.optimizer.kind}" with {got}',
+            "plain training without decay",
+            "draw another",
+        )
     if case.arithmetic.dtype != "float64" or case.arithmetic.numbers != "grid":
-        got = f'"newton_schulz" with {case.arithmetic.numbers} numbers in {case.arithmetic.dtype}'
+        got = f'"{case.step.optimizer.kind}" with {case.arithmetic.numbers} numbers in {case.arithmetic.dtype}'
         refuse("step.optimizer.kind", got, "a grid in float64", "draw another")
 
 

@@ -16,6 +16,7 @@ Trait = Literal[
     "bfloat16", "tf32", "fractional-normaliser", "routed", "routed-private", "routed-alone", "reused",
     "reused-private", "evaluation", "inference-mode", "rebuilt", "parameter-groups", "one-row", "one-row-private",
     "tied-apart", "thawed", "frozen-again", "spelled-out-private", "unequal-micro-batches", "matrix-optimizer",
+    "row-optimizer",
     "unit-groups",
     "several-heads-private", "same-padding-private", "mean-bags-private", "dropped", "dropped-private",
     "secure-noise", "beside-private",
@@ -121,6 +122,8 @@ TRAITS: Final[Mapping[Trait, TraitRow]] = {
     "unequal-micro-batches": TraitRow("some ranks have one micro-batch fewer in a step", ranks=2),
     "matrix-optimizer": TraitRow("an optimizer whose update of a matrix depends on all of it, as Muon's", _OPTIMIZER,
                                  low_precision="none"),
+    "row-optimizer": TraitRow("an optimizer whose update of an element depends on its row of the matrix, as norms"
+                              " of rows make it", _OPTIMIZER, low_precision="none"),
     "unit-groups": TraitRow("an optimizer of two groups: parameters of the last unit have other options", _OPTIMIZER),
     "several-heads-private": TraitRow("an nn.MultiheadAttention, under per-sample clipping", _RULE),
     "same-padding-private": TraitRow('a convolution with padding="same", under per-sample clipping', _RULE,

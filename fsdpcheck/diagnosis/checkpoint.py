@@ -21,7 +21,7 @@ from fsdpcheck.workload.optimizer import at_step, optimizer_for, project_
 from fsdpcheck.workload.user_model import own_optimizer
 
 _OF_SGD, _OF_ADAM = ("momentum_buffer",), ("step", "exp_avg", "exp_avg_sq")
-_STATES = {"sgd": _OF_SGD, "adam": _OF_ADAM, "adamw": _OF_ADAM, "newton_schulz": ()}
+_STATES = {"sgd": _OF_SGD, "adam": _OF_ADAM, "adamw": _OF_ADAM, "newton_schulz": (), "row_scaled": ()}
 """What optimizers keep of each parameter, by kind; a user's own may have any of it."""
 
 _Change = Callable[[torch.optim.Optimizer], None]

@@ -1,4 +1,4 @@
-"""Causes of wrong updates by an optimizer that reads whole matrices: it read a rank's shards, or single elements."""
+"""Causes of wrong updates by an optimizer that reads whole matrices or rows: it read shards, or elements."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from fsdpcheck.oracle import Answer, Named
 def updated(answer: Answer, step: int, got: Mapping[str, Tensor]) -> Iterator[Cause]:
     """Causes whose parameters after ``step`` are ``got``, bit for bit."""
     case, wanted = answer.case, answer.steps[step]
-    if case.step.optimizer.kind != "newton_schulz":
+    if case.step.optimizer.kind not in ("newton_schulz", "row_scaled"):
         return
     size = case.mesh.dp_shard
     texts = {

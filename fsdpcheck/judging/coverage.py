@@ -76,6 +76,7 @@ _OF_OPTIMIZERS: Final = frozenset(
         "adam",
         "adamw",
         "matrix-optimizer",
+        "row-optimizer",
         "schedule",
         "resume",
     }

@@ -28,7 +28,8 @@ FLOORS = {
 
 _RARE: Final[tuple[Trait, ...]] = (
     "evaluation", "inference-mode", "rebuilt", "unequal-micro-batches", "tied-apart", "thawed", "parameter-groups",
-    "fractional-normaliser", "matrix-optimizer", "replicated-shards",
+    "fractional-normaliser", "matrix-optimizer", "row-optimizer",
+    "replicated-shards",
 )  # fmt: skip
 _OFF_THE_GRID = {"gelu", "silu", "tanh", "sigmoid", "softmax"}
 

@@ -35,10 +35,12 @@ from fsdpcheck.exact.grid import EMPTY, bits, grid_exponent, premultiplies_exact
 from fsdpcheck.exact.operators import Bound
 from fsdpcheck.exact.surrogates import spelled_out
 from fsdpcheck.oracle import Answer, Named, StepAnswer, batched_step, low_precision
-from fsdpcheck.workload import batches, clip_groups, models, newton_schulz, numerics
+from fsdpcheck.workload import batches, clip_groups, models, newton_schulz, numerics, row_scaling
 from fsdpcheck.workload.user_model import single_device
 
 _UNBOUNDED = Precision(EMPTY, EMPTY, EMPTY)
+_OPTIMIZERS: Final = {"newton_schulz": newton_schulz.require_exact, "row_scaled": row_scaling.require_exact}
+"""Kinds of optimizer that add up elements of a gradient -> what says that such sums are exact."""
 _SHORT: Final = 8
 """Bits of a number that products with it may take beside those of drawn values."""
 _NAMED: Final = 4
@@ -87,9 +89,9 @@ def prove(case: TrainingCase, answer: Answer) -> dict[str, int]:
             if step.samples:
                 budget.where = f"step {k}"
                 _prove_step(case, step, model, budget, _weights(answer, step, scalar))
-                if case.step.optimizer.kind == "newton_schulz":
+                if (require := _OPTIMIZERS.get(case.step.optimizer.kind)) is not None:
                     for gradient in step.used.values():
-                        newton_schulz.require_exact(gradient, budget.had, budget.where)
+                        require(gradient, budget.had, budget.where)
     if case.arithmetic.compute != "dtype":
         low_precision.prove(case, answer, budget.used)
     return budget.used

@@ -108,6 +108,7 @@ def _against(token: Token, case: TrainingCase) -> Iterator[str]:
         "a model of your own": case.model.own is not None,
         "a resumed optimizer": step.resume,
         "an optimizer of whole matrices": step.optimizer.kind == "newton_schulz",
+        "an optimizer of whole rows": step.optimizer.kind == "row_scaled",
         "a model trained before": step.rebuilds,
         "parameters that are thawed": step.thaws,
         "parameters that are frozen again": step.refreezes,

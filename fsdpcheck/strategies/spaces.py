@@ -8,7 +8,7 @@ from fsdpcheck.case import Trait
 from fsdpcheck.case.traits import not_in_low_precision
 from fsdpcheck.strategies.space import CaseSpace, Family
 
-HIDING: Final[tuple[Trait, ...]] = ("momentum", "weight-decay", "adam", "adamw", "matrix-optimizer")
+HIDING: Final[tuple[Trait, ...]] = ("momentum", "weight-decay", "adam", "adamw", "matrix-optimizer", "row-optimizer")
 """Optimizers whose update does not show its gradient."""
 _NOT_IN_LOW_PRECISION: frozenset[Trait] = not_in_low_precision(own=False) | {"per-layer-clipping", "real"}
 

@@ -192,7 +192,7 @@ def _step(
     accepts, family = features.accepts, outline.family
     steps = draw(among(space.steps))
     narrow = space.global_norm or outline.tiny or family != "none" or outline.numbers != "grid"
-    optimizer = _optimizer(draw, accepts - {"matrix-optimizer"} if narrow else accepts, steps)
+    optimizer = _optimizer(draw, accepts - {"matrix-optimizer", "row-optimizer"} if narrow else accepts, steps)
     losses = (*_LOSSES, "cross_entropy") if outline.off_the_grid else _LOSSES
     step = StepSpec(draw(among(losses)), steps, clipping=family, optimizer=optimizer)
     step = replace(step, resume=_flag(draw, "resume" in accepts and steps > 1, _RARELY))
@@ -263,6 +263,7 @@ def _optimizers(accepts: Collection[Trait]) -> list[OptimizerSpec]:
     found += [OptimizerSpec(momentum=m, weight_decay=d) for m in momenta for d in decays if m or d]
     found += [OptimizerSpec("adamw", weight_decay=d) for d in decays if "adamw" in accepts]
     found += [OptimizerSpec("adam", weight_decay=d) for d in decays if "adam" in accepts]
+    found += [OptimizerSpec("row_scaled")] * ("row-optimizer" in accepts)
     return found + [OptimizerSpec("newton_schulz")] * ("matrix-optimizer" in accepts)
 
 

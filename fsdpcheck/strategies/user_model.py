@@ -79,8 +79,8 @@ def on_model(own: UserModelSpec, classes: bool, case: TrainingCase) -> TrainingC
     widened = own.widened and arithmetic.numbers == "grid" and arithmetic.dtype == "float64"
     if arithmetic.compute != "dtype" or (own.names and not widened):
         arithmetic = replace(arithmetic, dtype="float32", inputs=1)
-    if step.optimizer.kind == "newton_schulz" and arithmetic.dtype == "float32":
-        step = replace(step, optimizer=OptimizerSpec())  # its iterations take the bits of float64
+    if step.optimizer.kind in ("newton_schulz", "row_scaled") and arithmetic.dtype == "float32":
+        step = replace(step, optimizer=OptimizerSpec())  # their sums take the bits of float64
     if arithmetic.compute != "dtype":
         step = _with_steps_that_move(step)
     return replace(case, model=ModelSpec((), own=own), step=step, arithmetic=arithmetic)

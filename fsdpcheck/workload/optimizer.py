@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from fsdpcheck.case import OptimizerSpec, TrainingCase
 from fsdpcheck.workload import models
 from fsdpcheck.workload.newton_schulz import NewtonSchulz
+from fsdpcheck.workload.row_scaling import RowScaled
 from fsdpcheck.workload.user_model import own_optimizer
 
 CACHE_LINE = 64
@@ -106,5 +107,7 @@ def _optimizer(
         )
     if spec.kind == "newton_schulz":
         return NewtonSchulz(parameters, lr)
+    if spec.kind == "row_scaled":
+        return RowScaled(parameters, lr)
     kind = torch.optim.Adam if spec.kind == "adam" else torch.optim.AdamW
     return kind(parameters, lr=lr, weight_decay=spec.weight_decay, foreach=False)

@@ -66,6 +66,7 @@ NEEDED: list[tuple[Trait, TrainingCase]] = [
     ("weight-decay", replace(SMALLEST, step=StepSpec(optimizer=OptimizerSpec(weight_decay=0.5)))),
     ("adamw", replace(SMALLEST, step=StepSpec(optimizer=OptimizerSpec("adamw")))),
     ("matrix-optimizer", replace(SMALLEST, step=StepSpec(optimizer=OptimizerSpec("newton_schulz")))),
+    ("row-optimizer", replace(SMALLEST, step=StepSpec(optimizer=OptimizerSpec("row_scaled")))),
     ("float32", replace(SMALLEST, arithmetic=Arithmetic("float32"))),
     ("rows<ranks", replace(SMALLEST, mesh=MeshSpec(2))),
     ("uneven-rows", TrainingCase(ModelSpec((LayerSpec(3),)), MeshSpec(2))),

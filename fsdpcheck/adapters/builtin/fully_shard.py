@@ -31,7 +31,7 @@ class FullyShard:
 
     features = Features(
         promises=frozenset({"plain", "global-norm", "sharded", "epochs", "thawing", *_LIFECYCLE, *_FEATURES}),
-        accepts=ORDINARY - {"inference-mode"} | {"matrix-optimizer"},
+        accepts=ORDINARY - {"inference-mode"} | {"matrix-optimizer", "row-optimizer"},
         observables=frozenset({"params", "grads", "grad_norm"}),
         reasons={
             **PLAIN_REASONS,

@@ -63,7 +63,7 @@ class TensorParallel:
         accepts=ORDINARY
         - {"tied", "conv", "bags", "own-layers", "bfloat16", "tf32", "real", "inference-mode"}  # as fully_shard
         - {"hsdp", "rows<ranks", "uneven-rows", "empty-rank"}
-        | {"matrix-optimizer"},
+        | {"matrix-optimizer", "row-optimizer"},
         observables=frozenset({"params", "grads", "grad_norm"}),
         axes=frozenset({"dp_shard", "tp"}),
         reasons={**PLAIN_REASONS},
