@@ -85,9 +85,13 @@ def _gate(options: argparse.Namespace) -> int:
         """Have the session say which findings are waived, and what makes it red beside its own verdicts."""
         if ledger.interrupted:
             return
+        if ledger.unmatched:  # nothing was judged, so nothing more is to be said
+            where = settings.place(SETTINGS, "law", options.law, ledger.unmatched)
+            ledger.errors = [(explain(text, where=where), code) for text, code in ledger.errors]
+            return
         sentences = wanted.missing(ledger) if wanted is not None else []
         sentences += [_on_torchrun(options.baseline) or _NEXT] if sentences else []
-        sentences += demands.required(options, ledger)
+        sentences += demands.required(options, ledger, partial(settings.place, SETTINGS, "require", options.require))
         try:
             waived = applied(waivers, ledger.findings, partial(_replayed, options), date.today())
             ledger.waived = {finding.token: str(waiver) for finding, waiver in waived.findings}

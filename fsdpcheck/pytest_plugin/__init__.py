@@ -234,7 +234,7 @@ def _require_laws(plan: Plan, collected: set[str]) -> None:
     """Raise pytest's UsageError for a glob of --fsdpcheck-law that no collected law matches."""
     for glob in plan.laws if plan.laws != ("*",) else ():
         if not fnmatch.filter(collected, glob):
-            hint = spelling.hint(glob, collected) if collected else ""
+            hint = spelling.hint_of_glob(glob, collected) if collected else ""
             raise pytest.UsageError(visible(f"--fsdpcheck-law: no law that was collected matches {glob!r}.{hint}"))
 
 

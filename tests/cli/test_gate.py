@@ -165,13 +165,14 @@ def test_a_baseline_that_cannot_be_written_is_named(folder: Path) -> None:
 @pytest.mark.parametrize(
     ("line", "said"),
     [
-        ('profil = "ci"', "unknown setting 'profil' Did you mean 'profile'?"),
+        ('profil = "ci"', "unknown setting 'profil'. Did you mean 'profile'?\n  where "),
         ('profile = "cii"', "a setting is wrong: profile = 'cii'"),
         ("profile = true", "profile has a wrong value"),
         ("real = 1", "real is on or off"),
         ("seed = [[1]]", "seed has a wrong value"),
         ('seed = "many"', "a setting is wrong: seed = 'many'"),
-        ("update = true", "unknown setting 'update'"),
+        ("update = true", "unknown setting 'update'."),
+        ("zzz = true", "unknown setting 'zzz'."),
     ],
 )
 def test_a_wrong_setting_is_told_with_its_line(line: str, said: str, folder: Path) -> None:
@@ -181,6 +182,47 @@ def test_a_wrong_setting_is_told_with_its_line(line: str, said: str, folder: Pat
     assert code == 2
     assert said in err
     assert "where   pyproject.toml:11" in err
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "variable", "said"),
+    [
+        ('"toy.completes"', '"toy.complets"', {}, ". Did you mean 'toy.completes'?\n  where   pyproject.toml:7\n"),
+        ("law = [", 'law = [\n  "toy.completes",\n  "tyo.*, toy.agrees",\n', {}, "\n  where   pyproject.toml:9\n"),
+        ("no-", "require = ['toy.*', 'tyo.*']\nno-", {}, ". Did you mean 'toy.*'?\n  where   pyproject.toml:9\n"),
+        ("jobs", "jobs", {"FSDPCHECK_LAW": "tyo.*"}, ". Did you mean 'toy.*'?\n  where   FSDPCHECK_LAW\n"),
+        ("jobs", "jobs", {"FSDPCHECK_REQUIRE": "tyo.*"}, ". Did you mean 'toy.*'?\n  where   FSDPCHECK_REQUIRE\n"),
+    ],
+)
+def test_a_law_that_nobody_knows_is_shown_with_its_line(
+    old: str,
+    new: str,
+    variable: dict[str, str],
+    said: str,
+    folder: Path,
+    kept: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """And with the name that was meant, not with those of all laws."""
+    put(folder, kept)
+    for name, value in variable.items():
+        monkeypatch.setenv(name, value)
+    settings = (folder / "pyproject.toml").read_text()
+    (folder / "pyproject.toml").write_text(settings.replace(old, new))
+    code, out, err = run(folder, "gate", "--json", "out.json")
+    assert (code, said in out) == (2, True), out + err
+    assert "training.plain" not in out, "the names of all laws"
+    assert said.strip() in "".join(error["text"] for error in json.loads((folder / "out.json").read_text())["errors"])
+
+
+def test_a_law_that_nobody_knows_has_no_line_where_the_command_line_names_it(folder: Path, kept: str) -> None:
+    put(folder, kept)
+    code, out, _ = run(folder, "gate", "--law", "toy.complets")
+    assert (code, "no law matches 'toy.complets'. Did you mean 'toy.completes'?" in out, "where" in out) == (
+        2,
+        True,
+        False,
+    )
 
 
 def test_broken_toml_is_told_with_its_line(folder: Path) -> None:
