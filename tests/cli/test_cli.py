@@ -161,6 +161,7 @@ def test_usage_errors_have_code_2(arguments: list[str], said: str, capsys: pytes
         (["report", "no-such-file"], "no-such-file is no report of a session"),
         (["run", "--shard", "1/2"], "a part of a session without a report says nothing of the whole"),
         (["merge", "no-such-file"], "no-such-file is no report of a session"),
+        (["report", "merge", "no-such-file", "--json", "x.json"], "no-such-file is no report of a session"),
         (["run", "--resume"], "--resume goes on with the session of a file; next: name it with --json"),
         (["replay", ""], "wanted a token (v2:...) or a file that holds one"),
         (["list", "laws", "zzz.*"], "no law matches 'zzz.*'. Next: `fsdpcheck list laws` names all."),
@@ -283,11 +284,31 @@ def test_list_names_what_there_is_and_fits_a_terminal(what: str, capsys: pytest.
     assert whole.strip()
 
 
+def test_whole_statements_fit_a_terminal_and_lose_nothing() -> None:
+    """Whatever width their source has: paragraphs are filled anew, what is not seen and the source begin a line."""
+    whole, narrow = listing.statements(("*",)), listing.statements(("*",), 80)
+    assert max(map(len, narrow.splitlines())) <= 80
+    assert whole.split() == narrow.split()
+    for begin in ("  Not seen: ", "  Source: "):
+        assert narrow.count(f"\n{begin}") == whole.count(f"\n{begin}") > 100
+
+
+def test_columns_say_how_wide_a_list_is_where_it_is_piped_too(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    widths = {}
+    for columns in ("", "100"):
+        monkeypatch.setenv("COLUMNS", columns)
+        assert cli.main(["list", "laws"]) == 0
+        widths[columns] = max(map(len, capsys.readouterr().out.splitlines()))
+    assert widths["100"] <= 100 < widths[""]
+
+
 def test_list_alone_names_all_on_one_screen(capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["list"]) == 0
     whole, lines = capsys.readouterr().out, listing.overview(80).splitlines()
     assert len(lines) <= 60
-    assert max(map(len, lines[:-1])) <= 80
+    assert max(map(len, lines)) <= 80
     for name in (*adapters.names(), *PROMISES, "training.*"):
         assert name in whole
 
