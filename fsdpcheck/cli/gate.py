@@ -105,12 +105,13 @@ def _gate(options: argparse.Namespace) -> int:
         return ledger.exit_code
     if wanted is None:
         return _update(options.baseline, ledger)
-    more = len(baseline.of(ledger).checks.keys() - wanted.checks.keys())
     waived = sum(baseline.is_waived(ledger, ledger.verdicts[pair]) for pair in wanted.checks if pair in ledger.verdicts)
-    beyond = f", {more} more than it has (--update)" if more else ""
     every = f"{len(wanted.checks) - waived} of {len(wanted.checks)}" if waived else f"all {len(wanted.checks)}"
-    held = f"gate: {every} checks of {options.baseline} hold{', the others are waived' * bool(waived)}{beyond}"
-    print(colour.painter(sys.stdout)(held, "green"))
+    held = f"gate: {every} checks of {options.baseline} hold{', the others are waived' * bool(waived)}"
+    paint = colour.painter(sys.stdout)
+    print(paint(held, "green"))
+    if beyond := wanted.lacks(ledger):
+        print(paint(f"gate: {beyond}; next: fsdpcheck gate --update, and commit it", "yellow"))
     return HOLDS
 
 

@@ -11,6 +11,7 @@ import pytest
 
 from fsdpcheck.case import BatchLayout, LayerSpec, MeshSpec, ModelSpec, TrainingCase
 from fsdpcheck.findings.tokens import Token, encode
+from fsdpcheck.report import colour
 from tests.common.commands import LAWS, TOY, run
 
 SETTINGS = f"""[project]
@@ -84,6 +85,21 @@ def test_a_gate_that_judges_all_of_its_baseline_is_green(folder: Path, kept: str
     code, out, err = run(folder, "gate")
     assert code == 0, out + err
     assert out.endswith(f"gate: all 1 checks of {BASELINE} hold\n")
+
+
+def test_checks_that_the_baseline_lacks_are_named_behind_a_green_verdict(
+    folder: Path, kept: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A law that a new release has: nobody is held to it until the baseline has it too."""
+    put(folder, kept)
+    monkeypatch.setattr(colour, "painter", lambda stream: lambda text, tint: f"{tint}({text})")
+    code, out, err = run(folder, "gate", "--law", "toy.completes,toy.worlds")
+    assert code == 0, out + err
+    lacks = f"gate: 1 check that the baseline lacks, and does not hold anybody to: {TOY}: toy.worlds"
+    assert out.splitlines()[-2:] == [
+        f"green(gate: all 1 checks of {BASELINE} hold)",
+        f"yellow({lacks}; next: fsdpcheck gate --update, and commit it)",
+    ]
 
 
 @pytest.mark.parametrize(
