@@ -94,6 +94,7 @@ STUDIES: Final[dict[str, tuple[str, str, str]]] = {
         "lines",
         "PYTHON [GLOB]: ten planted mistakes, as printed by an earlier commit and by this one",
     ),
+    "terminal-picture": ("terminal_picture", "lines", "a red session as a terminal shows it, into docs/pictures"),
     "diagnosis": ("diagnosis", "reports", "[SEED [FAULT]]: causes named for planted faults, right or wrong"),
 }
 """Name -> its module, the function that gives its lines, and what it measures."""

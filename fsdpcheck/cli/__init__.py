@@ -64,7 +64,7 @@ def _parsed(words: Sequence[str]) -> argparse.Namespace:
     out, err = (io.StringIO(), io.StringIO()) if serves() else (sys.stdout, sys.stderr)
     with redirect_stdout(out), redirect_stderr(err):
         parser = _parser()
-        options, left = parser.parse_known_args(words)
+        options, left = parser.parse_known_args(merge.spelled([*words]))
         if left:
             parser.error(f"unrecognized arguments: {' '.join(left)}{_instead(options)}")
         return options

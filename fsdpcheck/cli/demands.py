@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
@@ -44,9 +45,10 @@ def hold(options: argparse.Namespace, wanted: Baseline | None, ledger: Ledger) -
     ledger.errors += [(sentence, code) for sentence in sentences]
 
 
-def required(options: argparse.Namespace, ledger: Ledger) -> list[str]:
+def required(options: argparse.Namespace, ledger: Ledger, where: Callable[[str], str] = lambda glob: "") -> list[str]:
     """What ``ledger`` lacks of what is required, a sentence each, and what to do behind them.
 
+    ``where`` a glob is written, "" for the command line.
     Of all laws that there are, and not of those that were chosen alone: to choose fewer is no way around it.
     """
     globs = [glob for text in options.require for glob in parse_globs(text)]
@@ -54,5 +56,5 @@ def required(options: argparse.Namespace, ledger: Ledger) -> list[str]:
         return []
     from fsdpcheck.judging import registry  # imports torch
 
-    told = requirements.lacking(ledger, globs, dict.fromkeys((*registry.chapters(), *ledger.laws)))
+    told = requirements.lacking(ledger, globs, dict.fromkeys((*registry.chapters(), *ledger.laws)), where)
     return [*told, _REQUIRED] if told else []

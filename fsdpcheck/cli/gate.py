@@ -85,9 +85,13 @@ def _gate(options: argparse.Namespace) -> int:
         """Have the session say which findings are waived, and what makes it red beside its own verdicts."""
         if ledger.interrupted:
             return
+        if ledger.unmatched:  # nothing was judged, so nothing more is to be said
+            where = settings.place(SETTINGS, "law", options.law, ledger.unmatched)
+            ledger.errors = [(explain(text, where=where), code) for text, code in ledger.errors]
+            return
         sentences = wanted.missing(ledger) if wanted is not None else []
         sentences += [_on_torchrun(options.baseline) or _NEXT] if sentences else []
-        sentences += demands.required(options, ledger)
+        sentences += demands.required(options, ledger, partial(settings.place, SETTINGS, "require", options.require))
         try:
             waived = applied(waivers, ledger.findings, partial(_replayed, options), date.today())
             ledger.waived = {finding.token: str(waiver) for finding, waiver in waived.findings}
@@ -101,12 +105,13 @@ def _gate(options: argparse.Namespace) -> int:
         return ledger.exit_code
     if wanted is None:
         return _update(options.baseline, ledger)
-    more = len(baseline.of(ledger).checks.keys() - wanted.checks.keys())
     waived = sum(baseline.is_waived(ledger, ledger.verdicts[pair]) for pair in wanted.checks if pair in ledger.verdicts)
-    beyond = f", {more} more than it has (--update)" if more else ""
     every = f"{len(wanted.checks) - waived} of {len(wanted.checks)}" if waived else f"all {len(wanted.checks)}"
-    held = f"gate: {every} checks of {options.baseline} hold{', the others are waived' * bool(waived)}{beyond}"
-    print(colour.painter(sys.stdout)(held, "green"))
+    held = f"gate: {every} checks of {options.baseline} hold{', the others are waived' * bool(waived)}"
+    paint = colour.painter(sys.stdout)
+    print(paint(held, "green"))
+    if beyond := wanted.lacks(ledger):
+        print(paint(f"gate: {beyond}; next: fsdpcheck gate --update, and commit it", "yellow"))
     return HOLDS
 
 

@@ -40,7 +40,7 @@ def _list(options: argparse.Namespace) -> int:
     if globs is None:
         print(listing.text(what, width) if what else listing.overview(width))
     elif what == "laws":
-        print(listing.statements(parse_globs(globs)))
+        print(listing.statements(parse_globs(globs), width))
     else:
         got = f"got {globs!r} behind {what!r}"
         raise UsageError(f"{got}; wanted GLOBS behind 'laws' alone; next: leave them out")

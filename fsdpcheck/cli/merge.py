@@ -20,6 +20,8 @@ _EPILOG: Final = """example, a session of 16 blocks on 8 machines (docs/shards.m
 Reports are merged that differ in shard and seed alone and were judged with the same code. Red is a law that breaks in
 any of them, a shard that is missing, and what is red in one of them.
 
+`fsdpcheck report merge` is another way to write it.
+
 exit codes: those of run
 """
 
@@ -36,6 +38,11 @@ def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     merge.add_argument("reports", nargs="+", type=Path, metavar="FILE", help="what run --shard --json wrote, all of it")
     merge.add_argument("--json", type=Path, metavar="FILE", help="write the merged session as JSON (default: none)")
     demands.add(merge)
+
+
+def spelled(words: list[str]) -> list[str]:
+    """The words of a command line; of `fsdpcheck report merge ...` those of `fsdpcheck merge ...`, which it means."""
+    return words[1:] if words[:2] == ["report", "merge"] and not Path("merge").exists() else words
 
 
 def _merge(options: argparse.Namespace) -> int:

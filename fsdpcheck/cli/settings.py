@@ -31,10 +31,11 @@ def words(parser: argparse.ArgumentParser, given: Sequence[str], file: Path) -> 
         name = key.replace("_", "-")
         if name not in known:
             hint = spelling.hint(name, known)
-            raise UsageError(explain(f"unknown setting {key!r}{hint}", where=where, wanted=", ".join(sorted(known))))
+            then = "" if hint else f"`{parser.prog} --help` names all: a setting is an option without its dashes"
+            raise UsageError(explain(f"unknown setting {key!r}.{hint}", where=where, then=then))
         found[name] = _taken(parser, _words(known[name], name, value, where), f"{name} = {value!r}", where)
     for name, action in known.items():
-        variable = f"FSDPCHECK_{name.upper().replace('-', '_')}"
+        variable = _variable(name)
         if (text := os.environ.get(variable)) is not None:
             value = text.lower() in ("1", "true", "yes") if action.nargs == 0 else text
             found[name] = _taken(parser, _words(action, name, value, variable), f"{variable}={text}", variable)
@@ -57,6 +58,34 @@ def are_in(file: Path) -> bool:
         return any(True for _ in _of_file(file))
     except UsageError:
         return False
+
+
+def place(file: Path, option: str, said: Sequence[str], glob: str) -> str:
+    """Where ``glob`` is written of what a repeatable ``option`` says: "file:line" or a variable; else "".
+
+    ``said``: all values of the option. They come from one place alone: the command line replaces the others.
+    """
+    if os.environ.get(_variable(option)) in said:
+        return _variable(option)
+    for key, value, where in _of_file(file):
+        values = value if isinstance(value, list) else [value]
+        if key.replace("_", "-") == option and values == [*said]:
+            whole = next((one for one in values if glob in [part.strip() for part in one.split(",")]), "")
+            line = _line_of_value(reading.text(file), int(where.rpartition(":")[2]), whole)
+            return f"{file}:{line}"
+    return ""
+
+
+def _variable(option: str) -> str:
+    """The variable of the environment that stands for an option."""
+    return f"FSDPCHECK_{option.upper().replace('-', '_')}"
+
+
+def _line_of_value(text: str, first: int, value: str) -> int:
+    """The line on which ``value`` stands in quotes, from line ``first`` on; ``first`` where it is written otherwise."""
+    quoted = (f'"{value}"', f"'{value}'")
+    lines = text.splitlines()[first - 1 :]
+    return first + next((n for n, line in enumerate(lines) if any(one in line for one in quoted)), 0)
 
 
 def _of_file(file: Path) -> Iterator[tuple[str, Any, str]]:

@@ -36,6 +36,14 @@ class MissingDependency(AdapterError):
     """An adapter needs a package that is not installed."""
 
 
+class NoSuchLaw(UsageError):
+    """No law matches ``glob``, which a session was to choose by."""
+
+    def __init__(self, text: str, glob: str) -> None:
+        super().__init__(text)
+        self.glob = glob
+
+
 class NotSupported(UsageError):
     """A program asked simulated ranks for something they do not offer."""
 

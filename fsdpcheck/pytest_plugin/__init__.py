@@ -234,7 +234,7 @@ def _require_laws(plan: Plan, collected: set[str]) -> None:
     """Raise pytest's UsageError for a glob of --fsdpcheck-law that no collected law matches."""
     for glob in plan.laws if plan.laws != ("*",) else ():
         if not fnmatch.filter(collected, glob):
-            hint = spelling.hint(glob, collected) if collected else ""
+            hint = spelling.hint_of_glob(glob, collected) if collected else ""
             raise pytest.UsageError(visible(f"--fsdpcheck-law: no law that was collected matches {glob!r}.{hint}"))
 
 
@@ -320,8 +320,22 @@ def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> Non
         return
     for sentence in account.lines(config.stash[_PLAN]) if account.promises or account.verdicts else ():
         terminalreporter.line(sentence)
-    for sentence in [*lacks, *([_VAIN] if not lacks and _in_vain(config) else [])]:
+    for sentence in _red(config):
         terminalreporter.line(visible(sentence), red=True)
+
+
+def _red(config: pytest.Config) -> list[str]:
+    """Why the session is red whatever its tests are, a sentence each."""
+    lacks = config.stash[_LACKS]
+    return [*lacks] if lacks or not _in_vain(config) else [_VAIN]
+
+
+def pytest_unconfigure(config: pytest.Config) -> None:
+    """Say it on the last line, for pytest's own one counts tests alone, all of which may have passed."""
+    terminal: Any = config.pluginmanager.get_plugin("terminalreporter")
+    if terminal is not None and _LACKS in config.stash and (red := _red(config)):
+        more = f" ({len(red) - 1} more above)" if red[1:] else ""
+        terminal.write_line(visible(f"fsdpcheck: red, whatever the tests are: {red[0]}{more}"), red=True)
 
 
 def _bound(item: object) -> own_tests.BoundLaw | None:

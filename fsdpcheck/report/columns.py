@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import re
 import shutil
 import sys
 import textwrap
@@ -10,13 +12,18 @@ from itertools import zip_longest
 from typing import Final
 
 _GAP: Final = "  "
+_BEGINS: Final = re.compile(r"\s|[-*] |(Not seen|Source): ")
 _LEAST: Final = 12
 """No column is made narrower than this, whatever the terminal."""
 
 
 def width_of_terminal() -> int:
-    """Characters in a line of the terminal that stdout is; 0 where it is none, so that a row stays a line for grep."""
-    return shutil.get_terminal_size().columns if sys.stdout.isatty() else 0
+    """Characters in a line: COLUMNS where it says so, else those of the terminal that stdout is.
+
+    0 where stdout is none, so that a row stays a line for grep.
+    """
+    asked = os.environ.get("COLUMNS", "").isdecimal()
+    return shutil.get_terminal_size().columns if asked or sys.stdout.isatty() else 0
 
 
 def fitted(rows: Sequence[Sequence[str]], width: int) -> str:
@@ -27,12 +34,25 @@ def fitted(rows: Sequence[Sequence[str]], width: int) -> str:
 
 
 def hanging(label: str, text: str, width: int) -> str:
-    """``text`` behind ``label``, its further lines below itself."""
+    """``text`` behind ``label``, its further lines below itself; no name is cut at a hyphen."""
     if not width:
         return f"{label}{text}"
-    return "\n".join(
-        textwrap.wrap(f"{label}{text}", max(width, len(label) + _LEAST), subsequent_indent=" " * len(label))
-    )
+    room, indent = max(width, len(label) + _LEAST), " " * len(label)
+    return "\n".join(textwrap.wrap(f"{label}{text}", room, subsequent_indent=indent, break_on_hyphens=False))
+
+
+def filled(text: str, width: int) -> str:
+    """``text`` with its paragraphs filled anew; 0 leaves it as it is.
+
+    A line that begins with a space, a dash or a name of what follows ("Source: ...") stays the first of its own.
+    """
+    if not width:
+        return text
+    begun: list[str] = []
+    for line in text.splitlines():
+        goes_on = begun and begun[-1] and line and not _BEGINS.match(line)
+        begun[-1:] = [f"{begun[-1]} {line}"] if goes_on else [*begun[-1:], line]
+    return "\n".join(textwrap.fill(line, width, break_on_hyphens=False) for line in begun)
 
 
 def _shared(natural: list[int], room: int) -> list[int]:

@@ -13,7 +13,7 @@ from fsdpcheck.case.vocabulary import TRAITS, Trait
 from fsdpcheck.engines._common import metal
 from fsdpcheck.errors import AdapterError
 from fsdpcheck.errors.excerpt import visible
-from fsdpcheck.report.columns import fitted, hanging
+from fsdpcheck.report.columns import filled, fitted, hanging
 
 if TYPE_CHECKING:
     from fsdpcheck.judging.law import Law
@@ -40,22 +40,21 @@ def overview(width: int = 0) -> str:
         f"traits ({len(TRAITS)})": ", ".join(TRAITS),
     }
     lines = [hanging(f"{name:<14}  ", told, width) for name, told in rows.items()]
-    return "\n".join(
-        [*lines, "next: fsdpcheck list adapters, laws, ... for a line each; fsdpcheck list laws 'norms.*' in full"]
-    )
+    then = "fsdpcheck list adapters, laws, ... for a line each; fsdpcheck list laws 'norms.*' in full"
+    return "\n".join([*lines, hanging("next: ", then, width)])
 
 
-def statements(globs: tuple[str, ...]) -> str:
+def statements(globs: tuple[str, ...], width: int = 0) -> str:
     """The whole statement of each law that any of ``globs`` matches, and what it asks of an adapter.
 
-    Raises UsageError for a glob that no law matches.
+    No line is longer than ``width`` if that is not 0. Raises UsageError for a glob that no law matches.
     """
     from fsdpcheck.session import run
 
-    return "\n\n".join(_statement(found) for found in run.chosen_laws(globs))
+    return "\n\n".join(_statement(found, width) for found in run.chosen_laws(globs))
 
 
-def _statement(found: Law) -> str:
+def _statement(found: Law, width: int) -> str:
     always = (f"{label} (always)" for label in found.space.vacuous_without)
     asked = {
         "promises": ", ".join((found.promise, *sorted(found.needs_promises))),
@@ -65,20 +64,21 @@ def _statement(found: Law) -> str:
         "must occur": "; ".join((*always, *found.space.must_occur)) or "-",
         "cases": found.space.describe(),
     }
-    lines = (*(f"{name:<11}  {value}" for name, value in asked.items()), "", found.statement.strip())
-    return f"{found.name}\n" + textwrap.indent("\n".join(lines), "  ")
+    room = max(width - 2, 1) if width else 0
+    rows = (hanging(f"{name:<11}  ", value, room) for name, value in asked.items())
+    return f"{found.name}\n" + textwrap.indent("\n".join((*rows, "", filled(found.statement.strip(), room))), "  ")
 
 
 def _adapters(width: int) -> str:
     lines = []
     for name in adapters.names():
-        lines += [hanging(f"{name:<17} ", _made(name), width), *_variants(name)]
+        lines += [hanging(f"{name:<17} ", _made(name), width), *_variants(name, width)]
     return "\n".join(lines)
 
 
-def _variants(name: str) -> list[str]:
+def _variants(name: str, width: int) -> list[str]:
     try:
-        return [f"  {ref}: {words}" for ref, words in adapters.variants(name).items()]
+        return [hanging(f"  {ref}: ", words, width) for ref, words in adapters.variants(name).items()]
     except AdapterError:  # as the line above says
         return []
 

@@ -7,6 +7,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from typing import Any, Final, Protocol
 
+from fsdpcheck.case.profiles import PROFILES
 from fsdpcheck.errors.excerpt import visible
 from fsdpcheck.report.chapters import BELOW, chapters, said
 from fsdpcheck.session.ledger import Ledger
@@ -32,7 +33,10 @@ def progress(adapters: Sequence[str] = (), verbose: bool = False) -> Progress:
 
 
 class _Lines:
-    """A line when a chapter of an adapter is done, or when any verdict is there; what is no pass is told at once."""
+    """At first how much there is to judge; a line when a chapter of an adapter is done, or when any verdict is there.
+
+    What is no pass is told at once.
+    """
 
     def __init__(self, verbose: bool) -> None:
         self._verbose = verbose
@@ -44,6 +48,8 @@ class _Lines:
                 print(f"{count} {_told(event)}", file=sys.stderr, flush=True)
             if not self._verbose and (done := _chapter(ledger, event)):
                 print(f"{count} {done}", file=sys.stderr, flush=True)
+        elif event["event"] == "plan":
+            print(_begun(ledger, event), file=sys.stderr, flush=True)
         elif event["event"] == "note":
             print(visible(event["text"]), file=sys.stderr, flush=True)
 
@@ -74,6 +80,19 @@ class _Live:
 
     def close(self) -> None:
         self._status.stop()
+
+
+def _begun(ledger: Ledger, plan: Mapping[str, Any]) -> str:
+    """ "34 checks to judge, of 139 laws on 1 adapter; the profile quick has 10 cases a law"."""
+    promised = [law for ref, vain in plan["unpromised"].items() for law in ledger.laws if law not in vain]
+    here = len(promised) - sum(law not in plan["unpromised"].get(ref, ()) for law, ref in ledger.elsewhere)
+    profile, many = ledger.plan.profile, PROFILES[ledger.plan.profile]
+    what = f"{_counted(here, 'check')} to judge, of {_counted(len(ledger.laws), 'law')}"
+    return f"{what} on {_counted(len(ledger.plan.adapters), 'adapter')}; the profile {profile} has {many} cases a law"
+
+
+def _counted(many: int, what: str) -> str:
+    return f"{many} {what}{'s' * (many != 1)}"
 
 
 def _told(event: Mapping[str, Any]) -> str:

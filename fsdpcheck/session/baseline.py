@@ -7,7 +7,7 @@ denominator that is missing then: checks, numbers of ranks, accepted traits and 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, get_args
@@ -45,6 +45,18 @@ class Baseline:
         """What ``ledger`` lacks of it, a sentence each; nothing where all of it was judged again."""
         now = of(ledger)
         return [*_less(self, now), *_unjudged(self, ledger), *_kinds(self, now)]
+
+    def lacks(self, ledger: Ledger) -> str:
+        """What ``ledger`` judged beyond it, which may be judged no more without anybody noticing; "" for nothing."""
+        beyond: dict[str, list[str]] = {}
+        for law, ref in of(ledger).checks:
+            if (law, ref) not in self.checks:
+                beyond.setdefault(ref, []).append(law)
+        if not beyond:
+            return ""
+        many = sum(map(len, beyond.values()))
+        named = "; ".join(f"{ref}: {_some(laws)}" for ref, laws in beyond.items())
+        return f"{many} check{'s' * (many > 1)} that the baseline lacks, and does not hold anybody to: {named}"
 
     def to_json(self) -> str:
         """As it is committed, a check a line."""
@@ -134,8 +146,12 @@ def _unjudged(wanted: Baseline, ledger: Ledger) -> Iterator[str]:
         elif verdict.status in ("not promised", "not asked"):
             laws.setdefault((ref, f"{verdict.status}: {verdict.reason}"), []).append(law)
     for (ref, why), names in laws.items():
-        more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
-        yield f"{ref}: {', '.join(names[:_NAMED])}{more}: {why}"
+        yield f"{ref}: {_some(names)}: {why}"
+
+
+def _some(names: Sequence[str]) -> str:
+    """The first few of some laws, and how many more there are."""
+    return ", ".join(names[:_NAMED]) + (f" and {len(names) - _NAMED} more" if len(names) > _NAMED else "")
 
 
 def _kinds(wanted: Baseline, now: Baseline) -> Iterator[str]:

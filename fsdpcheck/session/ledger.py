@@ -47,9 +47,9 @@ class Ledger:
     """The events of one session (see session/run.py), taken one by one; a finding is kept the moment it is told.
 
     ``unaccepted``: adapter -> the traits it does not accept. ``running``: worker -> what it is at. ``errors`` are
-    what ended the session early. ``verdicts`` are in the order of the plan once the session has ended, whoever was
-    done first. ``began``: time, ISO 8601; ``folder``: where the session runs. ``sources``: key -> provenance.Sources as
-    data, that ``origins`` name.
+    what ended the session early, ``unmatched`` the glob that no law matches, if it was that. ``verdicts`` are in the
+    order of the plan once the session has ended, whoever was done first. ``began``: time, ISO 8601; ``folder``: where
+    the session runs. ``sources``: key -> provenance.Sources as data, that ``origins`` name.
     ``elsewhere``: (law, adapter) of the plan that other shards judge. ``waived``: token of a finding -> the waiver that
     covers it, in words; it counts for nothing.
     """
@@ -67,6 +67,7 @@ class Ledger:
     origins: dict[tuple[str, str], Origin] = field(default_factory=dict)
     running: dict[int, Running] = field(default_factory=dict)
     errors: list[tuple[str, int]] = field(default_factory=list)
+    unmatched: str = ""
     waived: dict[str, str] = field(default_factory=dict)
     ended: bool = False
     interrupted: bool = False
@@ -99,6 +100,7 @@ class Ledger:
             self._confirm(event)
         elif kind == "error":
             self.errors.append((event["text"], event["exit_code"]))
+            self.unmatched = event.get("glob", self.unmatched)
         elif kind == "end":
             self.ended, self.interrupted = True, event["interrupted"]
             self.verdicts = {pair: self.verdicts[pair] for pair in self._pairs() if pair in self.verdicts}

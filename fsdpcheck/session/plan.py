@@ -93,6 +93,6 @@ def parse_traits(text: str) -> tuple[Trait, ...]:
     known: tuple[Trait, ...] = get_args(Trait)
     wanted = [part.strip() for part in text.split(",")]
     if unknown := [part for part in wanted if part not in known]:
-        hint = spelling.hint(unknown[0], known)
-        raise UsageError(f"there is no trait {', '.join(map(repr, unknown))};{hint} known: {', '.join(known)}")
+        told = spelling.hint(unknown[0], known) or " Next: `fsdpcheck list traits` names all."
+        raise UsageError(f"there is no trait {', '.join(map(repr, unknown))}.{told}")
     return tuple(trait for trait in known if trait in wanted)

@@ -2,22 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from fnmatch import fnmatchcase
 from typing import Final
 
+from fsdpcheck.errors import explain, spelling
 from fsdpcheck.session.ledger import Ledger
 
 _UNJUDGED: Final = ("not promised", "not asked")
 
 
-def lacking(ledger: Ledger, globs: Sequence[str], laws: Iterable[str]) -> list[str]:
-    """A sentence for each adapter and glob that asks for more of ``laws`` than was judged; what broke was judged."""
+def lacking(
+    ledger: Ledger, globs: Sequence[str], laws: Iterable[str], where: Callable[[str], str] = lambda glob: ""
+) -> list[str]:
+    """A sentence for each adapter and glob that asks for more of ``laws`` than was judged; what broke was judged.
+
+    ``where`` a glob is written, "" where nobody knows: one that no law matches is shown with its place.
+    """
     known, told = tuple(laws), []
     for glob in globs:
         wanted = [law for law in known if fnmatchcase(law, glob)]
         if not wanted:
-            told.append(f"required is {glob!r}, and no law that could be judged matches")
+            what = f"required is {glob!r}, and no law that could be judged matches"
+            hint = spelling.hint_of_glob(glob, known)
+            told.append(explain(f"{what}.{hint}" if hint else what, where=where(glob)))
         for ref in ledger.plan.adapters if wanted else ():
             left = [f"{law} ({why})" for law in wanted if (why := _why(ledger, law, ref))]
             told += [f"required is {glob!r}, and not judged on {ref}: {', '.join(left)}"] if left else []

@@ -27,7 +27,7 @@ from fsdpcheck.case import Case, Trait, user_model
 from fsdpcheck.case.traits import OF_MODELS
 from fsdpcheck.engines._common import metal
 from fsdpcheck.engines.base import Engine
-from fsdpcheck.errors import UsageError, explain, spelling
+from fsdpcheck.errors import NoSuchLaw, UsageError, explain, spelling
 from fsdpcheck.findings import faults, tokens
 from fsdpcheck.findings.verdict import Verdict
 from fsdpcheck.judging import model_process, registry
@@ -148,14 +148,12 @@ def replayed(
 
 
 def chosen_laws(globs: tuple[str, ...]) -> list[Law]:
-    """The laws that any of ``globs`` matches, in the order of their chapters. Raises UsageError for an empty glob."""
+    """The laws that any of ``globs`` matches, in the order of their chapters. Raises NoSuchLaw for an empty glob."""
     known = registry.chapters()
     for glob in globs:
         if not fnmatch.filter(known, glob):
-            chapter = any(name.startswith(f"{glob}.") for name in known)
-            hint = f" Did you mean '{glob}.*'?" if glob and chapter else spelling.hint(glob, known)
-            names = ", ".join(known) or "none"
-            raise UsageError(f"no law matches {glob!r};{hint} known: {names}; next: see `fsdpcheck list laws`")
+            told = spelling.hint_of_glob(glob, known) or " Next: `fsdpcheck list laws` names all."
+            raise NoSuchLaw(f"no law matches {glob!r}.{told}", glob)
     return [found for name, found in known.items() if any(fnmatch.fnmatchcase(name, glob) for glob in globs)]
 
 

@@ -24,7 +24,7 @@ from os import _exit  # now, whatever an implementation makes of it
 from typing import TYPE_CHECKING, Any, NoReturn, TextIO
 
 from fsdpcheck import adapters
-from fsdpcheck.errors import INTERNAL, FsdpcheckError
+from fsdpcheck.errors import INTERNAL, FsdpcheckError, NoSuchLaw
 from fsdpcheck.errors.excerpt import WHOLE, excerpt
 from fsdpcheck.findings import tokens
 from fsdpcheck.processes import fork_server, leftovers
@@ -165,7 +165,8 @@ def told_session(
     except KeyboardInterrupt:
         interrupted = True
     except FsdpcheckError as error:
-        emit({"event": "error", "text": excerpt(str(error), WHOLE), "exit_code": error.exit_code})
+        about = {"glob": error.glob} if isinstance(error, NoSuchLaw) else {}
+        emit({"event": "error", "text": excerpt(str(error), WHOLE), "exit_code": error.exit_code, **about})
     except Exception:
         emit({"event": "error", "text": excerpt(traceback.format_exc().rstrip(), WHOLE), "exit_code": INTERNAL})
     finally:

@@ -124,7 +124,7 @@ def test_help_ends_well_and_shows_an_example_or_the_codes(
         (["run", "--world-size", "0"], "wanted 1 <= first <= last <= 64, got 0-0"),
         (["run", "--world-size", "3-1"], "got 3-1"),
         (["run", "--world-size", "two"], "wanted a number, a range or a list"),
-        (["run", "--avoid", "tied,frosen"], "there is no trait 'frosen'; Did you mean 'frozen'? known: bias, "),
+        (["run", "--avoid", "tied,frosen"], "there is no trait 'frosen'. Did you mean 'frozen'?\n"),
         (["run", "--engine", "proceses"], "argument --engine: invalid choice: 'proceses' (choose from simulated,"),
         (["run", "--engine", "proceses"], "Did you mean 'processes'?"),
         (["run", "--profile", "nigthly"], "Did you mean 'nightly'?"),
@@ -161,11 +161,12 @@ def test_usage_errors_have_code_2(arguments: list[str], said: str, capsys: pytes
         (["report", "no-such-file"], "no-such-file is no report of a session"),
         (["run", "--shard", "1/2"], "a part of a session without a report says nothing of the whole"),
         (["merge", "no-such-file"], "no-such-file is no report of a session"),
+        (["report", "merge", "no-such-file", "--json", "x.json"], "no-such-file is no report of a session"),
         (["run", "--resume"], "--resume goes on with the session of a file; next: name it with --json"),
         (["replay", ""], "wanted a token (v2:...) or a file that holds one"),
-        (["list", "laws", "zzz.*"], "no law matches 'zzz.*'; known: "),
-        (["list", "laws", "norms.*,norms.mixt"], "no law matches 'norms.mixt'; Did you mean 'norms.mixed'? known: "),
-        (["list", "laws", ""], "; next: see `fsdpcheck list laws`"),
+        (["list", "laws", "zzz.*"], "no law matches 'zzz.*'. Next: `fsdpcheck list laws` names all."),
+        (["list", "laws", "norms.*,norms.mixt"], "no law matches 'norms.mixt'. Did you mean 'norms.mixed'?\n"),
+        (["list", "laws", ""], ". Next: `fsdpcheck list laws` names all.\n"),
         (
             ["list", "traits", "ti*"],
             "got 'ti*' behind 'traits'; wanted GLOBS behind 'laws' alone; next: leave",
@@ -232,9 +233,9 @@ def test_promises_are_listed_with_what_they_need_and_the_laws_that_rest_on_them(
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (["--law", "trainning.plain"], "no law matches 'trainning.plain'; Did you mean 'training.plain'? known: "),
-        (["--law", "training.plain,"], "no law matches ''"),
-        (["--law", "training"], "no law matches 'training'; Did you mean 'training.*'? known: "),
+        (["--law", "trainning.plain"], "no law matches 'trainning.plain'. Did you mean 'training.plain'?\n"),
+        (["--law", "training.plain,"], "no law matches ''. Next: `fsdpcheck list laws` names all."),
+        (["--law", "training"], "no law matches 'training'. Did you mean 'training.*'?\n"),
         (["--install", "averaged_twise"], "unknown fault 'averaged_twise'. Did you mean 'averaged_twice'?"),
         (["--model", "{toys}:rihgt", "--batch", "{toys}:tokens"], "has no 'rihgt'. Did you mean 'right'?"),
     ],
@@ -283,11 +284,31 @@ def test_list_names_what_there_is_and_fits_a_terminal(what: str, capsys: pytest.
     assert whole.strip()
 
 
+def test_whole_statements_fit_a_terminal_and_lose_nothing() -> None:
+    """Whatever width their source has: paragraphs are filled anew, what is not seen and the source begin a line."""
+    whole, narrow = listing.statements(("*",)), listing.statements(("*",), 80)
+    assert max(map(len, narrow.splitlines())) <= 80
+    assert whole.split() == narrow.split()
+    for begin in ("  Not seen: ", "  Source: "):
+        assert narrow.count(f"\n{begin}") == whole.count(f"\n{begin}") > 100
+
+
+def test_columns_say_how_wide_a_list_is_where_it_is_piped_too(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    widths = {}
+    for columns in ("", "100"):
+        monkeypatch.setenv("COLUMNS", columns)
+        assert cli.main(["list", "laws"]) == 0
+        widths[columns] = max(map(len, capsys.readouterr().out.splitlines()))
+    assert widths["100"] <= 100 < widths[""]
+
+
 def test_list_alone_names_all_on_one_screen(capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["list"]) == 0
     whole, lines = capsys.readouterr().out, listing.overview(80).splitlines()
     assert len(lines) <= 60
-    assert max(map(len, lines[:-1])) <= 80
+    assert max(map(len, lines)) <= 80
     for name in (*adapters.names(), *PROMISES, "training.*"):
         assert name in whole
 

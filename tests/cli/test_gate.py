@@ -11,6 +11,7 @@ import pytest
 
 from fsdpcheck.case import BatchLayout, LayerSpec, MeshSpec, ModelSpec, TrainingCase
 from fsdpcheck.findings.tokens import Token, encode
+from fsdpcheck.report import colour
 from tests.common.commands import LAWS, TOY, run
 
 SETTINGS = f"""[project]
@@ -84,6 +85,21 @@ def test_a_gate_that_judges_all_of_its_baseline_is_green(folder: Path, kept: str
     code, out, err = run(folder, "gate")
     assert code == 0, out + err
     assert out.endswith(f"gate: all 1 checks of {BASELINE} hold\n")
+
+
+def test_checks_that_the_baseline_lacks_are_named_behind_a_green_verdict(
+    folder: Path, kept: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A law that a new release has: nobody is held to it until the baseline has it too."""
+    put(folder, kept)
+    monkeypatch.setattr(colour, "painter", lambda stream: lambda text, tint: f"{tint}({text})")
+    code, out, err = run(folder, "gate", "--law", "toy.completes,toy.worlds")
+    assert code == 0, out + err
+    lacks = f"gate: 1 check that the baseline lacks, and does not hold anybody to: {TOY}: toy.worlds"
+    assert out.splitlines()[-2:] == [
+        f"green(gate: all 1 checks of {BASELINE} hold)",
+        f"yellow({lacks}; next: fsdpcheck gate --update, and commit it)",
+    ]
 
 
 @pytest.mark.parametrize(
@@ -165,13 +181,14 @@ def test_a_baseline_that_cannot_be_written_is_named(folder: Path) -> None:
 @pytest.mark.parametrize(
     ("line", "said"),
     [
-        ('profil = "ci"', "unknown setting 'profil' Did you mean 'profile'?"),
+        ('profil = "ci"', "unknown setting 'profil'. Did you mean 'profile'?\n  where "),
         ('profile = "cii"', "a setting is wrong: profile = 'cii'"),
         ("profile = true", "profile has a wrong value"),
         ("real = 1", "real is on or off"),
         ("seed = [[1]]", "seed has a wrong value"),
         ('seed = "many"', "a setting is wrong: seed = 'many'"),
-        ("update = true", "unknown setting 'update'"),
+        ("update = true", "unknown setting 'update'."),
+        ("zzz = true", "unknown setting 'zzz'."),
     ],
 )
 def test_a_wrong_setting_is_told_with_its_line(line: str, said: str, folder: Path) -> None:
@@ -181,6 +198,47 @@ def test_a_wrong_setting_is_told_with_its_line(line: str, said: str, folder: Pat
     assert code == 2
     assert said in err
     assert "where   pyproject.toml:11" in err
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "variable", "said"),
+    [
+        ('"toy.completes"', '"toy.complets"', {}, ". Did you mean 'toy.completes'?\n  where   pyproject.toml:7\n"),
+        ("law = [", 'law = [\n  "toy.completes",\n  "tyo.*, toy.agrees",\n', {}, "\n  where   pyproject.toml:9\n"),
+        ("no-", "require = ['toy.*', 'tyo.*']\nno-", {}, ". Did you mean 'toy.*'?\n  where   pyproject.toml:9\n"),
+        ("jobs", "jobs", {"FSDPCHECK_LAW": "tyo.*"}, ". Did you mean 'toy.*'?\n  where   FSDPCHECK_LAW\n"),
+        ("jobs", "jobs", {"FSDPCHECK_REQUIRE": "tyo.*"}, ". Did you mean 'toy.*'?\n  where   FSDPCHECK_REQUIRE\n"),
+    ],
+)
+def test_a_law_that_nobody_knows_is_shown_with_its_line(
+    old: str,
+    new: str,
+    variable: dict[str, str],
+    said: str,
+    folder: Path,
+    kept: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """And with the name that was meant, not with those of all laws."""
+    put(folder, kept)
+    for name, value in variable.items():
+        monkeypatch.setenv(name, value)
+    settings = (folder / "pyproject.toml").read_text()
+    (folder / "pyproject.toml").write_text(settings.replace(old, new))
+    code, out, err = run(folder, "gate", "--json", "out.json")
+    assert (code, said in out) == (2, True), out + err
+    assert "training.plain" not in out, "the names of all laws"
+    assert said.strip() in "".join(error["text"] for error in json.loads((folder / "out.json").read_text())["errors"])
+
+
+def test_a_law_that_nobody_knows_has_no_line_where_the_command_line_names_it(folder: Path, kept: str) -> None:
+    put(folder, kept)
+    code, out, _ = run(folder, "gate", "--law", "toy.complets")
+    assert (code, "no law matches 'toy.complets'. Did you mean 'toy.completes'?" in out, "where" in out) == (
+        2,
+        True,
+        False,
+    )
 
 
 def test_broken_toml_is_told_with_its_line(folder: Path) -> None:

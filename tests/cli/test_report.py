@@ -160,6 +160,19 @@ def test_a_chapter_of_which_nothing_is_asked_has_no_line_and_what_is_wrong_has_o
     assert any(line.startswith("yellow(train.py:MyAdapter: not promised: norms.mixed (no promise") for line in lines)
 
 
+def test_progress_says_at_first_how_much_there_is_to_judge(capsys: pytest.CaptureFixture[str]) -> None:
+    """Promised checks of this shard alone."""
+    whole = sessions.mixed()
+    (ref,), vain = whole.plan.adapters, {law: "no promise" for law in whole.laws[:2]}
+    event = {"event": "plan", "unpromised": {ref: vain}}
+    for elsewhere in (frozenset(), frozenset({(whole.laws[0], ref), (whole.laws[2], ref)})):
+        progress.progress()(Ledger(whole.plan, whole.laws, elsewhere=elsewhere), event)
+    few, fewer = capsys.readouterr().err.splitlines()
+    laws = len(whole.laws)
+    assert few == f"{laws - 2} checks to judge, of {laws} laws on 1 adapter; the profile quick has 10 cases a law"
+    assert fewer.startswith(f"{laws - 3} checks to judge")
+
+
 def test_progress_is_a_line_a_chapter_and_what_is_no_pass_at_once(capsys: pytest.CaptureFixture[str]) -> None:
     for verbose in (False, True):
         whole, shown = sessions.mixed(), progress.progress(verbose=verbose)

@@ -81,6 +81,14 @@ def test_the_reference_is_used_as_its_document_says(tmp_path: Path) -> None:
         assert (code, out.read()) == (0, "whole\n")
 
 
+def test_the_readme_shows_a_finding_on_its_first_screen() -> None:
+    """The command, and of what it prints all up to the cause; a terminal has 30 lines."""
+    screen = README.read_text(encoding="utf-8").splitlines()[:30]
+    order = [f"$ fsdpcheck run --adapter {EXAMPLE}:adapter", "FINDING 1: ", "  got  ", "  wanted  ", "  cause  "]
+    places = [next(place for place, line in enumerate(screen) if line.startswith(begin)) for begin in order]
+    assert places == sorted(places)
+
+
 def test_the_finding_of_the_readme_is_what_is_printed() -> None:
     text = README.read_text(encoding="utf-8")
     ((step,), (shown, _)) = (re.findall(rf"^```{kind}\n(.*?)^```", text, re.M | re.S) for kind in ("python", "text"))

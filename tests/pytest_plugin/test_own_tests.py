@@ -189,6 +189,19 @@ def test_what_is_required_and_not_promised_fails(place: pytest.Pytester) -> None
     )
 
 
+def test_the_last_line_says_that_a_session_is_red_whose_tests_passed(place: pytest.Pytester) -> None:
+    """Of several reasons the first one; a session that is green ends as pytest ends it."""
+    place.makepyfile(test_mine=FILE.replace(",toy.small,toy.secret", ""))
+    result = _pytest(place, "--fsdpcheck-require", "training.plain,training.steps")
+    result.assert_outcomes(passed=1)
+    why = "required is 'training.plain', and not judged on *"
+    assert result.ret == 1
+    result.stdout.fnmatch_lines(["=* 1 passed*", f"fsdpcheck: red, whatever the tests are: {why} (1 more above)"])
+    assert result.outlines[-1].startswith("fsdpcheck: red")
+    result = _pytest(place)
+    assert (result.ret, " 1 passed" in result.outlines[-1]) == (0, True)
+
+
 def test_a_baseline_counts_laws_in_ones_own_tests(place: pytest.Pytester) -> None:
     """As a gate does: what it has and this session lacks is a sentence, and red."""
     place.makepyfile(test_mine=FILE.replace(",toy.small,toy.secret", ""))

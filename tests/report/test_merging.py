@@ -90,6 +90,14 @@ def test_the_command_reports_all_of_it_and_writes_it(reports: Path) -> None:
     assert run(reports, "merge", *names, "all.json", "--json", "all.json")[0] == 1  # what it writes, it does not read
 
 
+def test_merge_may_be_written_behind_report_unless_a_file_has_that_name(reports: Path, tmp_path: Path) -> None:
+    parts = sorted(str(path) for path in reports.glob("part*.json"))
+    assert run(tmp_path, "report", "merge", *parts) == run(tmp_path, "merge", *parts)
+    (tmp_path / "merge").write_text("{}")
+    code, _, err = run(tmp_path, "report", "merge", *parts)
+    assert (code, "merge is no report of a session" in err) == (2, True)
+
+
 def test_a_shard_that_is_missing_is_said_and_red(reports: Path) -> None:
     parts = sorted(reports.glob("part*.json"))
     left = [path for path in parts if path.name not in ("part2.seed1.json", "part3.seed1.json")]
