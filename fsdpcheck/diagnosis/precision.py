@@ -14,7 +14,7 @@ from torch import Tensor
 from fsdpcheck.case import TrainingCase
 from fsdpcheck.diagnosis import bits, contributions, shards
 from fsdpcheck.diagnosis.cause_fit import chunks, rows
-from fsdpcheck.findings.cause import Cause
+from fsdpcheck.findings.cause import OF_UPDATES, Cause
 from fsdpcheck.oracle import Answer, Named
 
 Explains = Callable[[Named], bool]
@@ -43,7 +43,10 @@ def updated(case: TrainingCase, after: Named, got: Mapping[str, Tensor]) -> Iter
     for count in bits.TYPES:
         if wrong and all(torch.equal(bits.rounded(after[name], count), got[name]) for name in wrong):
             where = ", ".join(shards.units(case, wrong))
-            yield Cause(f"parameters of {count} bits", f"parameters of {where} are {bits.words(count)}, when updated")
+            yield Cause(
+                f"{OF_UPDATES}parameters of {count} bits",
+                f"parameters of {where} are {bits.words(count)}, when updated",
+            )
 
 
 def _stages(answer: Answer, step: int) -> Iterator[tuple[str, Callable[[int], Named]]]:

@@ -11,6 +11,9 @@ EXACT, PATTERN, WEAK = 0, 1, 2
 DID_NOT_MOVE = "did not move"
 """Key of a cause: parameters have not moved in an update. Behind a wrong gradient that is a consequence."""
 
+OF_UPDATES = "update: "
+"""What the key of a cause begins with that is of an update alone: behind a quantity that is wrong before it is none."""
+
 _AT_MOST = 2  # causes named at once: more name nothing
 
 

@@ -12,6 +12,7 @@ _OF_VALUES: Final = ("value", "undetermined")
 _LONGEST: Final = 300
 """Characters of what is written down of a finding."""
 _NUMBER: Final = re.compile(r"\d[\d.e+-]*")
+_LAYERS: Final = re.compile(r" \([^()]*\)$")
 _FACTOR: Final = re.compile(r"exactly (\S+) = # times the right")
 OTHER_NUMBERS: Final = "other numbers"
 """What the change of a case's seed is called: it says something of values, nothing of structure."""
@@ -92,7 +93,8 @@ def _silence(finding: Finding) -> tuple[bool, bool, bool, int]:
 
 
 def _defect(cause: str) -> str:
-    return _NUMBER.sub("#", cause.removeprefix(OF_NORMS))
+    """The mistake, without numbers and without the layers that it is seen in, which are named behind it."""
+    return _NUMBER.sub("#", _LAYERS.sub("", cause.removeprefix(OF_NORMS)))
 
 
 def _located(finding: Finding) -> bool:

@@ -12,7 +12,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from fsdpcheck.case import Case, TrainingCase
-from fsdpcheck.findings.cause import DID_NOT_MOVE, Causes, common, named
+from fsdpcheck.findings.cause import DID_NOT_MOVE, OF_UPDATES, Causes, common, named
 from fsdpcheck.judging import coverage_minimums, one_change
 from fsdpcheck.judging.first_wrong import NOT_KNOWN, FirstWrong
 
@@ -47,8 +47,8 @@ class Evidence:
     ) -> str:
         """The cause in the words of the minimal case; "" unless one or two causes fit all failing cases.
 
-        ``first_wrong``: the quantity of the minimal case that is wrong first. That parameters did not move is no cause
-        of one before; behind a gradient that is missing that is why. ``freezes``: whether that case has others frozen.
+        ``first_wrong``: the quantity of the minimal case that is wrong first. What is of the update alone is no
+        cause of one before; behind a gradient that is missing, that parameters did not move is why. ``freezes``: whether that case has others frozen.
         ``holds_with``: changes that make the minimal case hold. Where no cause fits all, a case that fails although it
         is so does not count.
         """
@@ -57,7 +57,8 @@ class Evidence:
         causes = common(minimal, like, apart)
         if first_wrong.quantity in ("", "updated"):
             return named(causes)
-        others = named([cause for cause in causes if cause.key != DID_NOT_MOVE])
+        before = [cause for cause in causes if not cause.key.startswith(OF_UPDATES)]
+        others = named([cause for cause in before if cause.key != DID_NOT_MOVE])
         if others or first_wrong.quantity != "gradient" or not first_wrong.missing:
             return others
         as_if = ", as if it were frozen as others are" * freezes

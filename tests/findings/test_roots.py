@@ -25,6 +25,8 @@ BY_NUMBERS = replace(ONE_BATCH, quantity="", holds_with=("one micro-batch", OTHE
         (replace(FINDING, cause="W = 2 times"), replace(FINDING, cause="N = 2 times"), False),
         (replace(FINDING, cause="norms of rank 2"), replace(FINDING, cause=OF_NORMS + "norms of rank 3"), True),
         (replace(FINDING, cause="z"), replace(FINDING, cause=OF_NORMS + "y"), False),
+        (replace(FINDING, cause="no cross term (head)"), replace(FINDING, cause=OF_NORMS + "no cross term (a and b)"), True),
+        (replace(FINDING, cause="no cross term (head)"), replace(FINDING, cause="rows not merged (head)"), False),
         (FINDING, replace(FINDING, what="y"), False),
         (FINDING, replace(FINDING, law="y"), True),
         (ONE_BATCH, FINDING, False),

@@ -13,7 +13,7 @@ from fsdpcheck.diagnosis import of_failure
 from fsdpcheck.engines.simulated import SimulatedEngine
 from fsdpcheck.execution import Execution, Failure, RankResult, RankState, RunRequest
 from fsdpcheck.execution.trace import Collective
-from fsdpcheck.findings.cause import DID_NOT_MOVE, PATTERN, WEAK, Cause, common, named
+from fsdpcheck.findings.cause import DID_NOT_MOVE, OF_UPDATES, PATTERN, WEAK, Cause, common, named
 from fsdpcheck.findings.verdict import Verdict
 from fsdpcheck.findings.violation import Violation
 from fsdpcheck.impl import faults
@@ -81,6 +81,13 @@ def test_that_a_parameter_did_not_move_is_no_cause_of_what_was_wrong_before() ->
     frozen = "the weight did not move, as if it were frozen as others are, for there is no gradient"
     assert Evidence().cause(causes, missing, freezes=True) == frozen
     assert Evidence().cause(causes, FirstWrong(quantity="updated"), freezes=True) == "the weight did not move"
+
+
+def test_a_cause_of_the_update_alone_is_none_of_what_was_wrong_before() -> None:
+    """A parameter may look rounded because of what it is updated by."""
+    causes = [Cause(f"{OF_UPDATES}rounded", "the weight is rounded")]
+    assert Evidence().cause(causes, FirstWrong(quantity="updated")) == "the weight is rounded"
+    assert Evidence().cause(causes, FirstWrong(quantity="norms")) == ""
 
 
 @pytest.mark.parametrize(
