@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Final
 
 import torch
@@ -21,8 +21,8 @@ from fsdpcheck.workload.optimizer import at_step
 _EPS_OF_TORCH: Final = 1e-6
 
 
-def of_grad_norm(answer: Answer, step: int, rank: int, got: float) -> Causes | None:
-    """Causes of a wrong global gradient norm that ``rank`` returned."""
+def of_grad_norm(answer: Answer, step: int, rank: int, got: float, returned: Sequence[float] = ()) -> Causes | None:
+    """Causes of a wrong global gradient norm that ``rank`` returned; ``returned``: what every rank did."""
     wanted, case = answer.steps[step], answer.case
     if math.isnan(got):
         return []
@@ -39,6 +39,12 @@ def of_grad_norm(answer: Answer, step: int, rank: int, got: float) -> Causes | N
             own = shard == rank % case.mesh.dp_shard
             cause = Cause("own shard" if own else f"shard {shard}", f"it is the norm of rank {shard}'s shard alone")
             candidates.append((cause, torch.stack(parts).sum().sqrt()))
+    if len({*returned}) > 1 and case.mesh.dp_replicate == 1:  # shards of whatever form
+        together = torch.tensor(math.hypot(*returned), dtype=torch.float64)
+        if fits(case, together, wanted.grad_norm):
+            text = f"it is the norm of what rank {rank} has alone: the squares of the ranks' norms add up to the right one's,"
+            cause = Cause("own shard", f"{text} and nobody adds them")
+            candidates.append((cause, torch.tensor(got, dtype=torch.float64)))
     candidates += _by_parameter(case, wanted)
     return fitting(case, torch.tensor(got, dtype=torch.float64), candidates)
 
@@ -77,8 +83,13 @@ def _together(case: TrainingCase, names: list[str], released: Named) -> list[tup
     return [(f"{', '.join(group)} left out" if own_model else kind, [*group]) for group, kind in apart.items()]
 
 
-def of_clipped_update(answer: Answer, step: int, got: Mapping[str, Tensor], norm: float, eps: float) -> Causes | None:
-    """Causes of an update with a gradient clipped wrongly by its global norm, of which ``norm`` was returned."""
+def of_clipped_update(
+    answer: Answer, step: int, got: Mapping[str, Tensor], norm: float, eps: float, others: Sequence[float] = ()
+) -> Causes | None:
+    """Causes of an update with a gradient clipped wrongly by its global norm, of which ``norm`` was returned.
+
+    ``others``: what the other ranks returned.
+    """
     case, wanted = answer.case, answer.steps[step]
     if case.step.max_grad_norm is None or (step and case.step.optimizer != at_step(case.step.optimizer, 0)):
         return None
@@ -91,7 +102,27 @@ def of_clipped_update(answer: Answer, step: int, got: Mapping[str, Tensor], norm
         params = oracle.update(case, wanted.before, clipped, step)
         if all(fits(case, got[name], value) for name, value in params.items() if value.numel()):
             found.append(cause)
+    if not any(cause.key == "own shard" for cause in found) and _part_by_part(answer, step, got, [norm, *others], eps):
+        text = "each rank clips its shard by the norm that it returned, and these are not one norm"
+        found.append(Cause("own shard", text))
     return found
+
+
+def _part_by_part(answer: Answer, step: int, got: Mapping[str, Tensor], norms: Sequence[float], eps: float) -> bool:
+    """Whether each element is updated by a gradient that was clipped by the norm of some rank, and no norm fits all."""
+    case, wanted = answer.case, answer.steps[step]
+    limit, dtype = float(case.step.max_grad_norm or 0.0), models.DTYPES[case.arithmetic.dtype]
+    factors = {float(oracle.global_factor(torch.tensor(norm, dtype=dtype), limit, eps)) for norm in norms}
+    if len(factors) < 2:
+        return False
+    updates = [
+        oracle.update(case, wanted.before, {name: v * factor for name, v in wanted.released.items()}, step)
+        for factor in factors
+    ]
+    like = [{name: got[name] == value for name, value in update.items()} for update in updates]
+    return all(bool(torch.stack([own[name] for own in like]).any(0).all()) for name in updates[0]) and not any(
+        all(bool(same.all()) for same in own.values()) for own in like
+    )
 
 
 def unasked(answer: Answer, step: int, given: Named) -> Iterator[tuple[Cause, Named]]:

@@ -156,6 +156,31 @@ def test_global_norms_gone_wrong_are_named() -> None:
     assert diagnosis.of_grad_norm(PLAIN, 0, 0, math.nan) == []
 
 
+def test_norms_of_parts_are_named_whatever_the_parts_are() -> None:
+    """Two of three ranks' parts are no shards that are known; the right norm, or equal ones, have no parts."""
+    step, limit = PLAIN.steps[0], 1.0
+    norm = float(step.grad_norm)
+    parts = [norm * part for part in (0.48, 0.6, 0.64)]  # a Pythagorean box
+    said = named(diagnosis.of_grad_norm(PLAIN, 0, 1, parts[1], parts))
+    assert said.startswith("it is the norm of what rank 1 has alone")
+    assert diagnosis.of_grad_norm(PLAIN, 0, 1, parts[1], [parts[1]] * 3) == []
+    assert diagnosis.of_grad_norm(PLAIN, 0, 1, parts[1], [parts[1], norm, norm]) == []
+    clipping = oracle.answer(replace(SMALL, step=replace(SMALL.step, max_grad_norm=limit)))
+    own = clipping.steps[0]
+    by = [oracle.global_factor(own.grad_norm * part, limit, 0.0) for part in (0.48, 0.6, 0.64)]
+    mixed = {
+        name: value * torch.stack(by)[torch.arange(value.numel()).view(value.shape) % 3]
+        for name, value in own.released.items()
+    }
+    got = oracle.update(clipping.case, own.before, mixed)
+    first, *others = (float(own.grad_norm) * part for part in (0.48, 0.6, 0.64))
+    said = named(diagnosis.of_clipped_update(clipping, 0, got, first, 0.0, others))
+    assert said == "each rank clips its shard by the norm that it returned, and these are not one norm"
+    assert not diagnosis.of_clipped_update(clipping, 0, got, first, 0.0, [first])
+    whole = oracle.update(clipping.case, own.before, {name: value * by[1] for name, value in own.released.items()})
+    assert not diagnosis.of_clipped_update(clipping, 0, whole, first, 0.0, others)
+
+
 def test_places_are_named_where_no_ratio_fits() -> None:
     step = PLAIN.steps[0]
     noise = torch.Generator().manual_seed(0)
