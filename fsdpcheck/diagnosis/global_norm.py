@@ -19,6 +19,11 @@ from fsdpcheck.workload import models
 from fsdpcheck.workload.optimizer import at_step
 
 _EPS_OF_TORCH: Final = 1e-6
+_OWN_PARTS: Final = Cause(
+    "own shard",
+    "each rank's norm is that of what it has alone: their squares, which add up to the right one's, are not summed",
+)
+"""Said of the norm and of what is clipped by it, in the same words: it is one mistake."""
 
 
 def of_grad_norm(answer: Answer, step: int, rank: int, got: float, returned: Sequence[float] = ()) -> Causes | None:
@@ -39,14 +44,12 @@ def of_grad_norm(answer: Answer, step: int, rank: int, got: float, returned: Seq
             own = shard == rank % case.mesh.dp_shard
             cause = Cause("own shard" if own else f"shard {shard}", f"it is the norm of rank {shard}'s shard alone")
             candidates.append((cause, torch.stack(parts).sum().sqrt()))
-    if len({*returned}) > 1 and case.mesh.dp_replicate == 1:  # shards of whatever form
-        together = torch.tensor(math.hypot(*returned), dtype=torch.float64)
-        if fits(case, together, wanted.grad_norm):
-            text = f"it is the norm of what rank {rank} has alone: the squares of the ranks' norms add up to the right one's,"
-            cause = Cause("own shard", f"{text} and nobody adds them")
-            candidates.append((cause, torch.tensor(got, dtype=torch.float64)))
     candidates += _by_parameter(case, wanted)
-    return fitting(case, torch.tensor(got, dtype=torch.float64), candidates)
+    found = fitting(case, torch.tensor(got, dtype=torch.float64), candidates)
+    known = any(cause.key == _OWN_PARTS.key for cause in found)
+    if not known and len({*returned}) > 1 and case.mesh.dp_replicate == 1 and _of_parts(case, wanted, returned):
+        found.append(_OWN_PARTS)
+    return found
 
 
 def _by_parameter(case: TrainingCase, wanted: StepAnswer) -> Iterator[tuple[Cause, Tensor]]:
@@ -104,8 +107,14 @@ def of_clipped_update(
             found.append(cause)
     if not any(cause.key == "own shard" for cause in found) and _part_by_part(answer, step, got, [norm, *others], eps):
         text = "each rank clips its shard by the norm that it returned, and these are not one norm"
-        found.append(Cause("own shard", text))
+        whole = _of_parts(case, wanted, [norm, *others])
+        found.append(_OWN_PARTS if whole else Cause("own shard", text))
     return found
+
+
+def _of_parts(case: TrainingCase, wanted: StepAnswer, norms: Sequence[float]) -> bool:
+    """Whether norms of ranks are those of parts of the whole gradient."""
+    return fits(case, torch.tensor(math.hypot(*norms), dtype=torch.float64), wanted.grad_norm)
 
 
 def _part_by_part(answer: Answer, step: int, got: Mapping[str, Tensor], norms: Sequence[float], eps: float) -> bool:

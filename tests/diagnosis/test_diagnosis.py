@@ -162,7 +162,7 @@ def test_norms_of_parts_are_named_whatever_the_parts_are() -> None:
     norm = float(step.grad_norm)
     parts = [norm * part for part in (0.48, 0.6, 0.64)]  # a Pythagorean box
     said = named(diagnosis.of_grad_norm(PLAIN, 0, 1, parts[1], parts))
-    assert said.startswith("it is the norm of what rank 1 has alone")
+    assert said.startswith("each rank's norm is that of what it has alone")
     assert diagnosis.of_grad_norm(PLAIN, 0, 1, parts[1], [parts[1]] * 3) == []
     assert diagnosis.of_grad_norm(PLAIN, 0, 1, parts[1], [parts[1], norm, norm]) == []
     clipping = oracle.answer(replace(SMALL, step=replace(SMALL.step, max_grad_norm=limit)))
@@ -174,7 +174,8 @@ def test_norms_of_parts_are_named_whatever_the_parts_are() -> None:
     }
     got = oracle.update(clipping.case, own.before, mixed)
     first, *others = (float(own.grad_norm) * part for part in (0.48, 0.6, 0.64))
-    said = named(diagnosis.of_clipped_update(clipping, 0, got, first, 0.0, others))
+    assert named(diagnosis.of_clipped_update(clipping, 0, got, first, 0.0, others)) == said  # one root
+    said = named(diagnosis.of_clipped_update(clipping, 0, got, first, 0.0, [*others, others[0]]))
     assert said == "each rank clips its shard by the norm that it returned, and these are not one norm"
     assert not diagnosis.of_clipped_update(clipping, 0, got, first, 0.0, [first])
     whole = oracle.update(clipping.case, own.before, {name: value * by[1] for name, value in own.released.items()})
