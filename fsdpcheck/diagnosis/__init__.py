@@ -373,7 +373,10 @@ def _of_places(case: TrainingCase, wanted: StepAnswer, got: Mapping[str, Tensor]
     if not wrong:
         return []
     if right is wanted.after and all(bool((got[name] == wanted.before[name]).all()) for name in wrong):
-        found.append(Cause(DID_NOT_MOVE, f"{mentions(wrong)} did not move at all", PATTERN))
+        text = f"{mentions(wrong)} did not move at all"
+        if not any(bool((got[name] != value).any()) for name, value in wanted.before.items()):
+            text = f"{text}, nor did any other (does the optimizer have them?)"
+        found.append(Cause(DID_NOT_MOVE, text, PATTERN))
     if right is not wanted.after and all(not bool(got[name].any()) for name in wrong):
         found.append(Cause("no gradient", f"{mentions(wrong)} got no gradient", PATTERN))
     moving = {name: right[name] != (wanted.before[name] if right is wanted.after else 0) for name in wrong}

@@ -200,7 +200,11 @@ def test_places_are_named_where_no_ratio_fits() -> None:
     )
     still = noisy()
     still["units.0.linear0.weight"] = step.before["units.0.linear0.weight"].clone()
-    assert "units.0.linear0.weight did not move" in named(diagnosis.of_update(PLAIN, 0, still))
+    said = named(diagnosis.of_update(PLAIN, 0, still))
+    assert said.startswith("units.0.linear0.weight did not move at all")
+    assert "nor did any other" not in said
+    said = named(diagnosis.of_update(PLAIN, 0, {name: value.clone() for name, value in step.before.items()}))
+    assert "did not move at all, nor did any other (does the optimizer have them?)" in said
     assert named(diagnosis.of_update(PLAIN, 0, noisy(*step.after))) == ""
 
 
