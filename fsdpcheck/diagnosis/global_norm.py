@@ -19,10 +19,7 @@ from fsdpcheck.workload import models
 from fsdpcheck.workload.optimizer import at_step
 
 _EPS_OF_TORCH: Final = 1e-6
-_OWN_PARTS: Final = Cause(
-    "own shard",
-    "each rank's norm is that of what it has alone: their squares, which add up to the right one's, are not summed",
-)
+_OWN_SHARD: Final = Cause("own shard", "each rank's norm is that of its own shard alone: not summed over the ranks")
 """Said of the norm and of what is clipped by it, in the same words: it is one mistake."""
 
 
@@ -42,13 +39,13 @@ def of_grad_norm(answer: Answer, step: int, rank: int, got: float, returned: Seq
         for shard in range(case.mesh.dp_shard if case.mesh.dp_shard > 1 else 0):
             parts = [value.double()[owner[name] == shard].square().sum() for name, value in wanted.released.items()]
             own = shard == rank % case.mesh.dp_shard
-            cause = Cause("own shard" if own else f"shard {shard}", f"it is the norm of rank {shard}'s shard alone")
-            candidates.append((cause, torch.stack(parts).sum().sqrt()))
+            other = Cause(f"shard {shard}", f"it is the norm of rank {shard}'s shard alone")
+            candidates.append((_OWN_SHARD if own else other, torch.stack(parts).sum().sqrt()))
     candidates += _by_parameter(case, wanted)
     found = fitting(case, torch.tensor(got, dtype=torch.float64), candidates)
-    known = any(cause.key == _OWN_PARTS.key for cause in found)
+    known = any(cause.key == _OWN_SHARD.key for cause in found)
     if not known and len({*returned}) > 1 and case.mesh.dp_replicate == 1 and _of_parts(case, wanted, returned):
-        found.append(_OWN_PARTS)
+        found.append(_OWN_SHARD)
     return found
 
 
@@ -108,7 +105,7 @@ def of_clipped_update(
     if not any(cause.key == "own shard" for cause in found) and _part_by_part(answer, step, got, [norm, *others], eps):
         text = "each rank clips its shard by the norm that it returned, and these are not one norm"
         whole = _of_parts(case, wanted, [norm, *others])
-        found.append(_OWN_PARTS if whole else Cause("own shard", text))
+        found.append(_OWN_SHARD if whole else Cause("own shard", text))
     return found
 
 
@@ -178,5 +175,6 @@ def _clipped(case: TrainingCase, wanted: StepAnswer, norm: float, eps: float) ->
             for s in range(case.mesh.dp_shard)
         ]
         each = torch.stack([factor(torch.as_tensor(part)) for part in parts])
-        text = "each rank clips its shard by the norm of its own shard"
-        yield Cause("own shard", text), {n: value * each[owner[n]] for n, value in released.items()}
+        right = fits(case, torch.tensor(norm, dtype=torch.float64), wanted.grad_norm)
+        clips = Cause("own shard", "each rank clips its shard by the norm of its own shard")
+        yield clips if right else _OWN_SHARD, {n: value * each[owner[n]] for n, value in released.items()}

@@ -145,7 +145,7 @@ def test_global_norms_gone_wrong_are_named() -> None:
     norm = float(step.grad_norm)
     assert "exactly sqrt(W) =" in named(diagnosis.of_grad_norm(PLAIN, 0, 0, norm * math.sqrt(3)))
     own = math.sqrt(sum(float(value[: -(-len(value) // 3)].square().sum()) for value in step.released.values()))
-    assert "rank 0's shard alone" in named(diagnosis.of_grad_norm(PLAIN, 0, 0, own))
+    assert "its own shard alone" in named(diagnosis.of_grad_norm(PLAIN, 0, 0, own))
     assert diagnosis.of_grad_norm(PLAIN, 0, 0, norm * 1.01) == []
     squares = {name: float(value.square().sum()) for name, value in step.released.items()}
     biases = [name for name in squares if name.endswith("bias")]
@@ -162,7 +162,7 @@ def test_norms_of_parts_are_named_whatever_the_parts_are() -> None:
     norm = float(step.grad_norm)
     parts = [norm * part for part in (0.48, 0.6, 0.64)]  # a Pythagorean box
     said = named(diagnosis.of_grad_norm(PLAIN, 0, 1, parts[1], parts))
-    assert said.startswith("each rank's norm is that of what it has alone")
+    assert said == "each rank's norm is that of its own shard alone: not summed over the ranks"
     assert diagnosis.of_grad_norm(PLAIN, 0, 1, parts[1], [parts[1]] * 3) == []
     assert diagnosis.of_grad_norm(PLAIN, 0, 1, parts[1], [parts[1], norm, norm]) == []
     clipping = oracle.answer(replace(SMALL, step=replace(SMALL.step, max_grad_norm=limit)))
