@@ -162,6 +162,7 @@ def of_factors(answer: Answer, step: int, rank: int, got: Tensor) -> Causes | No
     if fits(answer.case, got, wanted.factors[mine]):
         return clip_factors.undeclared(answer, step, mine, got)
     found = fitting(answer.case, got, ((s, value[mine]) for s, value in clip_factors.candidates(answer, step, rank)))
+    found += clip_factors.other_limit(answer, step, mine, got)
     return found + list(_of_vector(answer.case, wanted.factors, wanted, step, rank, got, "factor"))
 
 

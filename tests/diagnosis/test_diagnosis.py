@@ -92,6 +92,16 @@ def test_norms_mixed_by_position_are_named_in_gradients_norms_and_factors() -> N
     assert "by position" in named(diagnosis.of_factors(PROBE, 0, 0, factors[rows[0]]))
 
 
+def test_another_clip_norm_is_named_where_two_samples_show_it() -> None:
+    mine = [row for chunk in batches.indices(PROBE.case, 0)[0] for row in chunk]
+    norms = PROBE.steps[0].norms[mine]
+    halved = oracle.factors(norms, PROBE.clip_norm / 2, EPS)
+    assert sum(halved < 1) > 1
+    assert "samples are clipped to 0.5 times the clip norm" in named(diagnosis.of_factors(PROBE, 0, 0, halved))
+    odd = oracle.factors(norms, PROBE.clip_norm * 0.777, EPS)
+    assert "the clip norm" not in named(diagnosis.of_factors(PROBE, 0, 0, odd))
+
+
 def test_norms_mixed_by_position_are_named_where_the_ranks_share_a_sample() -> None:
     layout = BatchLayout("sampler", 5)
     answer = oracle.answer(replace(clipped("probe"), layout=layout, mesh=MeshSpec(2)), EPS)
