@@ -161,7 +161,7 @@ SKIPPED: Final = ("self.optimizer.signal_skip_step(do_skip=number < last)", "pas
 def test_a_gate_on_a_broken_private_step_is_red_and_names_the_mistake(
     private: Path, fresh: Fresh, bug: tuple[str, str], law: str, kind: str, words: str
 ) -> None:
-    """By a finding that no waiver covers, though they are of the same laws. What steps leave out has no cause, but lines."""
+    """By a finding that no waiver covers, though they are of the same laws. What is left out has lines, no cause."""
     gate = ("gate", "--jobs", "2", "--no-confirm", "--law", law)
     code, out, err = fresh.run(broken(private, "private.py", bug), "fsdpcheck", *gate)
     assert (code, f"breaks {law}\n" in out) == (1, True), out + err
