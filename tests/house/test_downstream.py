@@ -6,6 +6,8 @@ A stranger has a fresh environment with the wheel of fsdpcheck, and a copy of th
 from __future__ import annotations
 
 import json
+import re
+import shlex
 import shutil
 from collections.abc import Sequence
 from pathlib import Path
@@ -89,22 +91,16 @@ def test_a_gate_on_a_broken_copy_is_red_and_names_the_mistake(
     assert cause in lines(out, "cause")[0], out
 
 
-def test_real_ranks_under_torchrun_are_green_and_red_with_the_same_cause(sharded: Path, fresh: Fresh) -> None:
-    gate = [
-        *TORCHRUN,
-        "2",
-        "-m",
-        "fsdpcheck",
-        "gate",
-        "--baseline",
-        "two.json",
-        "--law",
-        "training.plain,state.resumed",
-    ]
+def test_real_ranks_under_torchrun_are_green_and_red_and_a_replay_says_why(sharded: Path, fresh: Fresh) -> None:
+    laws = ("--law", "training.plain,state.resumed")
+    gate = [*TORCHRUN, "2", "-m", "fsdpcheck", "gate", "--baseline", "two.json", *laws]
     for more in (["--update"], []):
         code, out, err = fresh.run(sharded, "python", *gate, *more)
         assert (code, "2 checks hold, 0 findings" in out, "ranks: 2 of torchrun" in out) == (0, True, True), out + err
     code, out, err = fresh.run(broken(sharded, "sharded.py", NOT_AVERAGED), "python", *gate)
+    assert (code, lines(out, "cause")[0].endswith("replay it with --engine simulated")) == (1, True), out + err
+    (replay,) = re.findall(r"replay with: fsdpcheck (.*)", out)
+    code, out, err = fresh.run(sharded, "fsdpcheck", *shlex.split(replay), "--engine", "simulated")
     assert (code, "added up over the ranks and not averaged" in lines(out, "cause")[0]) == (1, True), out + err
 
 
