@@ -112,7 +112,9 @@ def assert_global_norm(execution: Execution, answer: Answer, rule: GlobalNormRul
         bound = bounds.global_norm_bound(answer, step, rule)
         squared = bounds.exact_global_norm_squared(step)
         right = number(step.grad_norm if not rule.norm.eps else float(bounds.norm_of(squared, rule.norm)))
-        for rank, norm in recorded(execution, k, "grad_norm"):
+        norms = [*recorded(execution, k, "grad_norm")]
+        returned = [float(norm) for _, norm in norms]
+        for rank, norm in norms:
             got = float(norm)
             if not _near_norm(got, squared, bound, rule):
                 raise Violation(
@@ -120,7 +122,9 @@ def assert_global_norm(execution: Execution, answer: Answer, rule: GlobalNormRul
                     got=number(got),
                     wanted=f"{right} within a factor 1 +- {float(bound):.3g}",
                     where=f"step {k}, rank {rank}",
-                    cause=poisoned(execution, {"": norm}, partial(diagnosis.of_grad_norm, answer, k, rank, got)),
+                    cause=poisoned(
+                        execution, {"": norm}, partial(diagnosis.of_grad_norm, answer, k, rank, got, returned)
+                    ),
                 )
 
 
@@ -143,7 +147,8 @@ def assert_clipped_update(execution: Execution, answer: Answer, rule: GlobalNorm
             where = f"step {k}, rank {result.rank}"
             what = "the update is not that of the gradient clipped by the returned norm"
             returned = math.nan if record.grad_norm is None else float(record.grad_norm)
-            cause = partial(diagnosis.of_clipped_update, answer, k, record.params, returned, rule.eps)
+            others = [float(norm) for rank, norm in recorded(execution, k, "grad_norm") if rank != result.rank]
+            cause = partial(diagnosis.of_clipped_update, answer, k, record.params, returned, rule.eps, others)
             require_equal(what, record.params, wanted, where, poisoned(execution, record.params, cause))
             if answer.case.arithmetic.project:
                 project_(parameters.values(), answer.case)

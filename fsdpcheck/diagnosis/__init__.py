@@ -160,6 +160,7 @@ def of_factors(answer: Answer, step: int, rank: int, got: Tensor) -> Causes | No
     if fits(answer.case, got, wanted.factors[mine]):
         return clip_factors.undeclared(answer, step, mine, got)
     found = fitting(answer.case, got, ((s, value[mine]) for s, value in clip_factors.candidates(answer, step, rank)))
+    found += clip_factors.other_limit(answer, step, mine, got)
     return found + list(_of_vector(answer.case, wanted.factors, wanted, step, rank, got, "factor"))
 
 
@@ -325,7 +326,10 @@ def _of_places(wanted: StepAnswer, got: Mapping[str, Tensor], right: Named) -> l
     if not wrong:
         return []
     if right is wanted.after and all(bool((got[name] == wanted.before[name]).all()) for name in wrong):
-        found.append(Cause(DID_NOT_MOVE, f"{mentions(wrong)} did not move at all", PATTERN))
+        text = f"{mentions(wrong)} did not move at all"
+        if not any(bool((got[name] != value).any()) for name, value in wanted.before.items()):
+            text = f"{text}, nor did any other (does the optimizer have them?)"
+        found.append(Cause(DID_NOT_MOVE, text, PATTERN))
     others = [name for name in wanted.used if not name.endswith(".bias")]
     if all(name.endswith(".bias") for name in wrong) and any(bool(wanted.used[name].any()) for name in others):
         found.append(Cause("biases", "only bias parameters differ", PATTERN))

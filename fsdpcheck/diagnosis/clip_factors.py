@@ -11,8 +11,8 @@ from torch import Tensor
 
 from fsdpcheck import oracle
 from fsdpcheck.diagnosis import bits, joint_clipping, norms
-from fsdpcheck.diagnosis.cause_fit import chunks
-from fsdpcheck.findings.cause import Cause
+from fsdpcheck.diagnosis.cause_fit import chunks, fits
+from fsdpcheck.findings.cause import EXACT, WEAK, Cause
 from fsdpcheck.oracle import INSTRUMENT, Answer, Named
 
 _EPS = (1e-6, 1e-8)  # what implementations add
@@ -53,6 +53,22 @@ def candidates(answer: Answer, step: int, rank: int | None) -> Iterator[tuple[Ca
     yield Cause("all one", "every factor is 1: nothing is clipped"), torch.ones_like(right)
     yield Cause("not clamped", "factors are not clamped to 1"), quotient
     yield Cause("factor squared", "it is the square of the factor"), wanted.factors.square()
+
+
+def other_limit(answer: Answer, step: int, mine: list[int], got: Tensor) -> Iterator[Cause]:
+    """Whether factors [b] of the samples ``mine`` are those of a clip norm that is a round multiple of the case's.
+
+    The multiple is read off the first sample that is clipped. Weak where only one is: its factor fits some multiple.
+    """
+    rule, right = answer.rule, answer.steps[step].norms[mine]
+    clipped = [place for place in range(len(got)) if 0 < got[place] < 1]
+    if answer.case.step.clipping in ("none", "unclipped") or len(answer.clip_norms) > 1 or not clipped:
+        return
+    times = float(got[clipped[0]] * (right[clipped[0]] + rule.eps)) / answer.clip_norm
+    multiple = float(f"{times:.2g}")
+    if multiple != 1 and fits(answer.case, got, oracle.factors(right, multiple * answer.clip_norm, rule)):
+        text = f"samples are clipped to {multiple:g} times the clip norm"
+        yield Cause(f"clip norm {multiple:g}", text, EXACT if len(clipped) > 1 else WEAK)
 
 
 def of_few_bits(right: Tensor) -> Iterator[tuple[Cause, Tensor]]:

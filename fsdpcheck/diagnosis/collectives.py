@@ -144,7 +144,13 @@ def _of_one(
 ) -> Iterator[Cause]:
     """``rank`` left the calls of ``others``, the rest of its group: does it stand at an end of the group?"""
     if theirs is not None and common is not None and theirs.op == common.op:
-        how = f"{how}: the same collectives in another order"
+        sizes = [[shape for _, shape in (call.inputs or call.outputs)] for call in (theirs, common)]
+        if theirs.subject == common.subject and sizes[0] != sizes[1]:
+            given, wanted = (", ".join(str(list(shape)) for shape in own) for own in sizes)
+            how = f"{how}: with {given} in place of {wanted}: parts of other sizes, which are to be padded, or"
+            how = f"{how} the same collectives in another order"
+        else:
+            how = f"{how}: the same collectives in another order"
     elif common is None:
         how = f"{how}: a collective under a condition on the rank"
     for key, end in (("the first rank", min), ("the last rank", max)):

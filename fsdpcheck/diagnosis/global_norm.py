@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Final
 
 import torch
 from torch import Tensor
@@ -17,9 +18,12 @@ from fsdpcheck.oracle import Answer, Named, StepAnswer
 from fsdpcheck.workload import models
 from fsdpcheck.workload.optimizer import at_step
 
+_OWN_SHARD: Final = Cause("own shard", "each rank's norm is that of its own shard alone: not summed over the ranks")
+"""Said of the norm and of what is clipped by it, in the same words: it is one mistake."""
 
-def of_grad_norm(answer: Answer, step: int, rank: int, got: float) -> Causes | None:
-    """Causes of a wrong global gradient norm that ``rank`` returned."""
+
+def of_grad_norm(answer: Answer, step: int, rank: int, got: float, returned: Sequence[float] = ()) -> Causes | None:
+    """Causes of a wrong global gradient norm that ``rank`` returned; ``returned``: what every rank did."""
     wanted, case = answer.steps[step], answer.case
     if math.isnan(got):
         return []
@@ -34,10 +38,14 @@ def of_grad_norm(answer: Answer, step: int, rank: int, got: float) -> Causes | N
         for shard in range(case.mesh.dp_shard if case.mesh.dp_shard > 1 else 0):
             parts = [value.double()[owner[name] == shard].square().sum() for name, value in wanted.released.items()]
             own = shard == rank % case.mesh.dp_shard
-            cause = Cause("own shard" if own else f"shard {shard}", f"it is the norm of rank {shard}'s shard alone")
-            candidates.append((cause, torch.stack(parts).sum().sqrt()))
+            other = Cause(f"shard {shard}", f"it is the norm of rank {shard}'s shard alone")
+            candidates.append((_OWN_SHARD if own else other, torch.stack(parts).sum().sqrt()))
     candidates += _by_parameter(case, wanted)
-    return fitting(case, torch.tensor(got, dtype=torch.float64), candidates)
+    found = fitting(case, torch.tensor(got, dtype=torch.float64), candidates)
+    known = any(cause.key == _OWN_SHARD.key for cause in found)
+    if not known and len({*returned}) > 1 and case.mesh.dp_replicate == 1 and _of_parts(case, wanted, returned):
+        found.append(_OWN_SHARD)
+    return found
 
 
 def _by_parameter(case: TrainingCase, wanted: StepAnswer) -> Iterator[tuple[Cause, Tensor]]:
@@ -53,8 +61,13 @@ def _by_parameter(case: TrainingCase, wanted: StepAnswer) -> Iterator[tuple[Caus
             yield Cause("a parameter left out", f"the gradient of {name} is left out of it"), left
 
 
-def of_clipped_update(answer: Answer, step: int, got: Mapping[str, Tensor], norm: float, eps: float) -> Causes | None:
-    """Causes of an update with a gradient clipped wrongly by its global norm, of which ``norm`` was returned."""
+def of_clipped_update(
+    answer: Answer, step: int, got: Mapping[str, Tensor], norm: float, eps: float, others: Sequence[float] = ()
+) -> Causes | None:
+    """Causes of an update with a gradient clipped wrongly by its global norm, of which ``norm`` was returned.
+
+    ``others``: what the other ranks returned.
+    """
     case, wanted = answer.case, answer.steps[step]
     if case.step.max_grad_norm is None or (step and case.step.optimizer != at_step(case.step.optimizer, 0)):
         return None
@@ -67,7 +80,33 @@ def of_clipped_update(answer: Answer, step: int, got: Mapping[str, Tensor], norm
         params = oracle.update(case, wanted.before, clipped, step)
         if all(fits(case, got[name], value) for name, value in params.items() if value.numel()):
             found.append(cause)
+    if not any(cause.key == "own shard" for cause in found) and _part_by_part(answer, step, got, [norm, *others], eps):
+        text = "each rank clips its shard by the norm that it returned, and these are not one norm"
+        whole = _of_parts(case, wanted, [norm, *others])
+        found.append(_OWN_SHARD if whole else Cause("own shard", text))
     return found
+
+
+def _of_parts(case: TrainingCase, wanted: StepAnswer, norms: Sequence[float]) -> bool:
+    """Whether norms of ranks are those of parts of the whole gradient."""
+    return fits(case, torch.tensor(math.hypot(*norms), dtype=torch.float64), wanted.grad_norm)
+
+
+def _part_by_part(answer: Answer, step: int, got: Mapping[str, Tensor], norms: Sequence[float], eps: float) -> bool:
+    """Whether each element is updated by a gradient that was clipped by the norm of some rank, and no norm fits all."""
+    case, wanted = answer.case, answer.steps[step]
+    limit, dtype = float(case.step.max_grad_norm or 0.0), models.DTYPES[case.arithmetic.dtype]
+    factors = {float(oracle.global_factor(torch.tensor(norm, dtype=dtype), limit, eps)) for norm in norms}
+    if len(factors) < 2:
+        return False
+    updates = [
+        oracle.update(case, wanted.before, {name: v * factor for name, v in wanted.released.items()}, step)
+        for factor in factors
+    ]
+    like = [{name: got[name] == value for name, value in update.items()} for update in updates]
+    return all(bool(torch.stack([own[name] for own in like]).any(0).all()) for name in updates[0]) and not any(
+        all(bool(same.all()) for same in own.values()) for own in like
+    )
 
 
 def _clipped(case: TrainingCase, wanted: StepAnswer, norm: float, eps: float) -> Iterator[tuple[Cause, Named]]:
@@ -93,5 +132,6 @@ def _clipped(case: TrainingCase, wanted: StepAnswer, norm: float, eps: float) ->
             for s in range(case.mesh.dp_shard)
         ]
         each = torch.stack([factor(torch.as_tensor(part)) for part in parts])
-        text = "each rank clips its shard by the norm of its own shard"
-        yield Cause("own shard", text), {n: value * each[owner[n]] for n, value in released.items()}
+        right = fits(case, torch.tensor(norm, dtype=torch.float64), wanted.grad_norm)
+        clips = Cause("own shard", "each rank clips its shard by the norm of its own shard")
+        yield clips if right else _OWN_SHARD, {n: value * each[owner[n]] for n, value in released.items()}

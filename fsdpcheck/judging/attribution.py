@@ -47,10 +47,10 @@ class Evidence:
     ) -> str:
         """The cause in the words of the minimal case; "" unless one or two causes fit all failing cases.
 
-        ``first_wrong``: the quantity of the minimal case that is wrong first. What is of the update alone is no
-        cause of one before; behind a gradient that is missing, that parameters did not move is why. ``freezes``: whether that case has others frozen.
-        ``holds_with``: changes that make the minimal case hold. Where no cause fits all, a case that fails although it
-        is so does not count.
+        ``first_wrong``: the quantity of the minimal case that is wrong first. What is of the update alone is no cause
+        of one before; behind a gradient that is missing, that parameters did not move is why. ``freezes``: whether that
+        case has others frozen. ``holds_with``: changes that make the minimal case hold. Where no cause fits all, a case
+        that fails although it is so does not count.
         """
         like = [own for case, own in self.causes if one_change.lacks(case, holds_with)]
         apart = [own for case, own in self.causes if not one_change.lacks(case, holds_with)]

@@ -65,6 +65,11 @@ def test_nothing_is_written_over(there: str, tmp_path: Path) -> None:
     assert [one for one in tmp_path.rglob("*") if one.is_file()] == [path]
 
 
+def test_flat_parameters_of_ones_own_are_said_to_be_the_optimizers(tmp_path: Path) -> None:
+    assert run(tmp_path, "init", "fsdp1", "--no-workflow")[0] == 0
+    assert "optimizer=setup.optimizer(shards)" in (tmp_path / "fsdpcheck_adapter.py").read_text()
+
+
 def test_a_broken_project_file_is_told(tmp_path: Path) -> None:
     (tmp_path / "pyproject.toml").write_text("[project\n")
     code, _, err = run(tmp_path, "init", "ddp")

@@ -51,6 +51,16 @@ def test_laws(law):
 """
 BASELINE: Final = "fsdpcheck-baseline.json"
 GATE: Final = ("-m", "fsdpcheck", "gate")
+RUN: Final = (
+    *("-m", "fsdpcheck", "run", "--adapter", "train.py:adapter", "--laws", "laws.py", "--world-size", "1-2"),
+    *("--profile", "quick", "--no-confirm", "--jobs", "1"),
+)
+"""Reads no settings: what a gate has in them."""
+ALL: Final = ("--law", "training.plain,mine.*")
+FEW: Final = ("--law", "mine.*")
+TO_IT: Final = ("--baseline", BASELINE)
+KEPT: Final = ("--json", "kept.json")
+MERGE: Final = ("-m", "fsdpcheck", "merge", "part1.json", "part2.json", *TO_IT)
 PYTEST: Final = ("-m", "pytest", "-q", "-p", "no:cacheprovider", "--fsdpcheck-baseline", BASELINE, "test_laws.py")
 FORGETS: Final = ("            dist.all_reduce(parameter.grad)\n", "")
 """A step whose ranks do not talk: what a gate is there to see."""
@@ -68,6 +78,12 @@ class Way:
     environment: Mapping[str, str] = field(default_factory=dict)
     without: str = ""
     """A file that is removed."""
+    before: tuple[tuple[str, ...], ...] = ()
+    """What ran before that, and ended with 0."""
+
+
+def _shard(number: int, *words: str) -> tuple[str, ...]:
+    return (*RUN, *words, "--shard", f"{number}/2", "--json", f"part{number}.json")
 
 
 WAYS: Final[dict[str, Way]] = {
@@ -106,6 +122,47 @@ WAYS: Final[dict[str, Way]] = {
     "an update of what breaks": Way(1, "as it was", (*GATE, "--update"), edits={"train.py": FORGETS}),
     "torchrun of one rank": Way(
         1, "asks for more ranks than torchrun started", ("-m", "torch.distributed.run", "--nproc-per-node", "1", *GATE)
+    ),
+    "run: a law less than the baseline": Way(2, "not among the chosen checks", (*RUN, *FEW, *TO_IT)),
+    "run: a law less than is required": Way(2, "required is", (*RUN, *FEW, "--require", "training.*")),
+    "run: a promise is dropped": Way(
+        2,
+        "not promised",
+        (*RUN, *ALL, *TO_IT),
+        edits={"train.py": ('promises=frozenset({"plain"})', "promises=frozenset()")},
+    ),
+    "run: the baseline is gone": Way(2, "there is no baseline", (*RUN, *ALL, *TO_IT), without=BASELINE),
+    "run: a law less, in blocks": Way(2, "not among the chosen checks", (*RUN, *FEW, *TO_IT, *KEPT, "--blocks", "2")),
+    "resume: a law that was never judged": Way(
+        2, "not among the chosen checks", (*RUN, *FEW, *TO_IT, *KEPT, "--resume"), before=((*RUN, *FEW, *KEPT),)
+    ),
+    "resume: the step was broken since": Way(
+        1,
+        "FINDING",
+        (*RUN, *ALL, *TO_IT, *KEPT, "--resume"),
+        edits={"train.py": FORGETS},
+        before=((*RUN, *ALL, *KEPT),),
+    ),
+    "resume: the report of a law is made that of another": Way(
+        2,
+        "was edited: its checksum is of other content",
+        (*RUN, *ALL, *TO_IT, *KEPT, "--resume"),
+        edits={"kept.json": ("mine.ends", "training.plain")},
+        before=((*RUN, *FEW, *KEPT),),
+    ),
+    "merge: a shard is missing": Way(2, "1 shard of 2 missing: 2", (*MERGE[:4], *TO_IT), before=(_shard(1, *ALL),)),
+    "merge: a law less than the baseline": Way(
+        2, "not among the chosen checks", MERGE, before=(_shard(1, *FEW), _shard(2, *FEW))
+    ),
+    "merge: a law less than is required": Way(
+        2, "required is", (*MERGE[:5], "--require", "training.*"), before=(_shard(1, *FEW), _shard(2, *FEW))
+    ),
+    "merge: a check is taken out of a shard": Way(
+        2,
+        "was edited: its checksum is of other content",
+        MERGE,
+        edits={"part1.json": ("mine.ends", "other.ends"), "part2.json": ("mine.ends", "other.ends")},
+        before=(_shard(1, *ALL), _shard(2, *ALL)),
     ),
     "pytest: -k chooses one law": Way(1, "not among the chosen checks", (*PYTEST, "-k", "mine.ends")),
     "pytest: a law is deselected": Way(
@@ -190,6 +247,9 @@ def _run(folder: Path, command: tuple[str, ...], more: Mapping[str, str]) -> sub
 def test_no_way_is_green(does: str, repository: Path, tmp_path: Path) -> None:
     way = WAYS[does]
     folder = Path(shutil.copytree(repository, tmp_path / "copy"))
+    for command in way.before:
+        done = _run(folder, command, {})
+        assert done.returncode == 0, done.stdout + done.stderr
     for name, (old, new) in way.edits.items():
         text = (folder / name).read_text() if (folder / name).exists() else ""
         assert old in text

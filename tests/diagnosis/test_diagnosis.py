@@ -109,6 +109,16 @@ def test_norms_mixed_by_position_are_named_in_gradients_norms_and_factors() -> N
     assert "by position" in named(diagnosis.of_factors(PROBE, 0, 0, factors[rows[0]]))
 
 
+def test_another_clip_norm_is_named_where_two_samples_show_it() -> None:
+    mine = [row for chunk in batches.indices(PROBE.case, 0)[0] for row in chunk]
+    norms = PROBE.steps[0].norms[mine]
+    halved = oracle.factors(norms, PROBE.clip_norm / 2, EPS)
+    assert sum(halved < 1) > 1
+    assert "samples are clipped to 0.5 times the clip norm" in named(diagnosis.of_factors(PROBE, 0, 0, halved))
+    odd = oracle.factors(norms, PROBE.clip_norm * 0.777, EPS)
+    assert "the clip norm" not in named(diagnosis.of_factors(PROBE, 0, 0, odd))
+
+
 def test_norms_mixed_by_position_are_named_where_the_ranks_share_a_sample() -> None:
     layout = BatchLayout("sampler", 5)
     answer = oracle.answer(replace(clipped("probe"), layout=layout, mesh=MeshSpec(2)), EPS)
@@ -155,13 +165,39 @@ def test_global_norms_gone_wrong_are_named() -> None:
     norm = float(step.grad_norm)
     assert "exactly sqrt(W) =" in named(diagnosis.of_grad_norm(PLAIN, 0, 0, norm * math.sqrt(3)))
     own = math.sqrt(sum(float(value[: -(-len(value) // 3)].square().sum()) for value in step.released.values()))
-    assert "rank 0's shard alone" in named(diagnosis.of_grad_norm(PLAIN, 0, 0, own))
+    assert "its own shard alone" in named(diagnosis.of_grad_norm(PLAIN, 0, 0, own))
     assert diagnosis.of_grad_norm(PLAIN, 0, 0, norm * 1.01) == []
     squares = {name: float(value.square().sum()) for name, value in step.released.items()}
     left = next(iter(squares))
     rest = math.sqrt(sum(square for name, square in squares.items() if name != left))
     assert f"the gradient of {left} is left out of it" in named(diagnosis.of_grad_norm(PLAIN, 0, 0, rest))
     assert diagnosis.of_grad_norm(PLAIN, 0, 0, math.nan) == []
+
+
+def test_norms_of_parts_are_named_whatever_the_parts_are() -> None:
+    """Two of three ranks' parts are no shards that are known; the right norm, or equal ones, have no parts."""
+    step, limit = PLAIN.steps[0], 1.0
+    norm = float(step.grad_norm)
+    parts = [norm * part for part in (0.48, 0.6, 0.64)]  # a Pythagorean box
+    said = named(diagnosis.of_grad_norm(PLAIN, 0, 1, parts[1], parts))
+    assert said == "each rank's norm is that of its own shard alone: not summed over the ranks"
+    assert diagnosis.of_grad_norm(PLAIN, 0, 1, parts[1], [parts[1]] * 3) == []
+    assert diagnosis.of_grad_norm(PLAIN, 0, 1, parts[1], [parts[1], norm, norm]) == []
+    clipping = oracle.answer(replace(SMALL, step=replace(SMALL.step, max_grad_norm=limit)))
+    own = clipping.steps[0]
+    by = [oracle.global_factor(own.grad_norm * part, limit, 0.0) for part in (0.48, 0.6, 0.64)]
+    mixed = {
+        name: value * torch.stack(by)[torch.arange(value.numel()).view(value.shape) % 3]
+        for name, value in own.released.items()
+    }
+    got = oracle.update(clipping.case, own.before, mixed)
+    first, *others = (float(own.grad_norm) * part for part in (0.48, 0.6, 0.64))
+    assert named(diagnosis.of_clipped_update(clipping, 0, got, first, 0.0, others)) == said  # one root
+    said = named(diagnosis.of_clipped_update(clipping, 0, got, first, 0.0, [*others, others[0]]))
+    assert said == "each rank clips its shard by the norm that it returned, and these are not one norm"
+    assert not diagnosis.of_clipped_update(clipping, 0, got, first, 0.0, [first])
+    whole = oracle.update(clipping.case, own.before, {name: value * by[1] for name, value in own.released.items()})
+    assert not diagnosis.of_clipped_update(clipping, 0, whole, first, 0.0, others)
 
 
 def test_places_are_named_where_no_ratio_fits() -> None:
@@ -178,7 +214,11 @@ def test_places_are_named_where_no_ratio_fits() -> None:
     assert "only bias parameters" in named(diagnosis.of_update(PLAIN, 0, noisy(*biases)))
     still = noisy()
     still["units.0.linear0.weight"] = step.before["units.0.linear0.weight"].clone()
-    assert "units.0.linear0.weight did not move" in named(diagnosis.of_update(PLAIN, 0, still))
+    said = named(diagnosis.of_update(PLAIN, 0, still))
+    assert said.startswith("units.0.linear0.weight did not move at all")
+    assert "nor did any other" not in said
+    said = named(diagnosis.of_update(PLAIN, 0, {name: value.clone() for name, value in step.before.items()}))
+    assert "did not move at all, nor did any other (does the optimizer have them?)" in said
     assert named(diagnosis.of_update(PLAIN, 0, noisy(*step.after))) == ""
 
 

@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 
 import fsdpcheck
+from tests.common import wheels
 
 HERE = Path(__file__).parents[2]
 SOURCES = Path(fsdpcheck.__file__).parent
@@ -171,11 +172,8 @@ def test_the_wheel_holds_only_fsdpcheck(tmp_path: Path) -> None:
     """Built without isolation, from a copy of the sources, so that nothing is fetched and nothing is left behind."""
     pytest.importorskip("setuptools")
     source = tmp_path / "source"
-    _copy(source)
-    code = "from setuptools import build_meta; import sys; print(build_meta.build_wheel(sys.argv[1]))"
-    subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", code, str(tmp_path)], cwd=source, check=True, capture_output=True
-    )
+    wheels.copy(source)
+    wheels.build("build_wheel", source, tmp_path)
     (wheel,) = tmp_path.glob("*.whl")
     names = zipfile.ZipFile(wheel).namelist()
     assert {name.split("/")[0] for name in names} == {"fsdpcheck", f"fsdpcheck-{fsdpcheck.__version__}.dist-info"}
@@ -196,13 +194,6 @@ def test_the_wheel_holds_only_fsdpcheck(tmp_path: Path) -> None:
     assert any("LICENSE" in name for name in names)
 
 
-_BUILD = """
-import sys
-from setuptools import build_meta
-print(getattr(build_meta, sys.argv[1])(sys.argv[2]))
-"""
-
-
 @checkout
 @pytest.mark.nightly
 def test_what_is_released_judges_from_an_empty_folder(tmp_path: Path) -> None:
@@ -212,14 +203,14 @@ def test_what_is_released_judges_from_an_empty_folder(tmp_path: Path) -> None:
     source, built, installed, empty = (tmp_path / name for name in ("source", "built", "installed", "empty"))
     for folder in (built, empty):
         folder.mkdir()
-    _copy(source, *("tests", "conftest.py", "tox.ini", "constraints.txt", "CHANGELOG.md"))
-    _build("build_sdist", source, built)
+    wheels.copy(source, *("tests", "conftest.py", "tox.ini", "constraints.txt", "CHANGELOG.md"))
+    wheels.build("build_sdist", source, built)
     (sdist,) = built.glob("*.tar.gz")
     with tarfile.open(sdist) as packed:
         packed.extractall(tmp_path / "unpacked", filter="data")
     (unpacked,) = (tmp_path / "unpacked").iterdir()
     assert (unpacked / "tests" / "conftest.py").is_file()
-    _build("build_wheel", unpacked, built)
+    wheels.build("build_wheel", unpacked, built)
     (wheel,) = built.glob("*.whl")
     pip = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--no-index", "--target", str(installed)]
     subprocess.run([*pip, str(wheel)], check=True, capture_output=True)
@@ -235,22 +226,3 @@ def test_what_is_released_judges_from_an_empty_folder(tmp_path: Path) -> None:
     ):
         done = subprocess.run([sys.executable, *words], cwd=empty, env=environment, capture_output=True, text=True)
         assert (done.returncode, said in done.stdout) == (0, True), done.stdout + done.stderr
-
-
-def _build(what: str, source: Path, built: Path) -> None:
-    """Without isolation, so that nothing is fetched."""
-    command = [sys.executable, "-W", "ignore", "-c", _BUILD, what, str(built)]
-    subprocess.run(command, cwd=source, check=True, capture_output=True)
-
-
-def _copy(target: Path, *more: str) -> None:
-    import shutil
-
-    ignore = shutil.ignore_patterns("__pycache__", "*.egg-info")
-    for name in ("fsdpcheck", "impl", "properties"):
-        shutil.copytree(HERE / name, target / name, ignore=ignore)
-    for name in ("pyproject.toml", "README.md", "LICENSE", "MANIFEST.in", *more):
-        if (HERE / name).is_dir():
-            shutil.copytree(HERE / name, target / name, ignore=ignore)
-        else:
-            shutil.copy(HERE / name, target / name)

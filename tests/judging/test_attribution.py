@@ -152,6 +152,10 @@ def test_the_rank_that_leaves_the_common_calls_is_named() -> None:
     assert alone.startswith("rank 0 alone calls all_reduce of units.0 at user.py:10 as call 2, where ranks 1, 2 make")
     last = named(of_failure(_failed([common_calls, common_calls, _calls("all_gather", "all_gather")], even)))
     assert last.startswith("the last rank (2) alone calls all_gather")
+    long, short = ((replace(_calls("all_gather")[0], inputs=(("float64", (size,)),)),) for size in (3, 2))
+    uneven = named(of_failure(_failed([long, long, short], even)))
+    assert uneven.startswith("the last rank (2) alone calls all_gather of units.0 at user.py:12 as call 0")
+    assert "with [2] in place of [3]: parts of other sizes, which are to be padded, or the same coll" in uneven
     empty = BatchLayout("ragged", 2, counts=(1, 0, 1))
     skipped = named(of_failure(_failed([common_calls, _calls("all_gather", "barrier"), common_calls], empty)))
     assert "rank 1, without a sample, calls barrier" in skipped
