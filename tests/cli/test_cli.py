@@ -21,6 +21,13 @@ from fsdpcheck.judging import registry
 from fsdpcheck.report import listing
 from tests.common.commands import run
 
+
+@pytest.fixture(autouse=True)
+def no_columns(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Lists are as wide as they are in a pipe, whatever runs the tests (tox sets it)."""
+    monkeypatch.delenv("COLUMNS", raising=False)
+
+
 _SESSION = {
     "--adapter", "--avoid", "--budget", "--engine", "--help", "--install", "--jobs", "--json", "--law", "--laws",
     "--no-confirm", "-j", "--profile", "--seed", "--world-size", "-h", "--model", "--batch", "--loss",
