@@ -79,7 +79,7 @@ def _gate(options: argparse.Namespace) -> int:
         then = f"name it under [tool.fsdpcheck] in {SETTINGS}: adapter = ['...']; `fsdpcheck init` writes all of it"
         raise UsageError(explain(what, got=got, then=then))
     wanted = None if options.update else baseline.read(options.baseline)
-    waivers = read_waivers(SETTINGS)
+    waivers, unmet = read_waivers(SETTINGS), list[str]()
 
     def hold(ledger: Ledger) -> None:
         """Have the session say which findings are waived, and what makes it red beside its own verdicts."""
@@ -95,6 +95,7 @@ def _gate(options: argparse.Namespace) -> int:
         try:
             waived = applied(waivers, ledger.findings, partial(_replayed, options), date.today())
             ledger.waived = {finding.token: str(waiver) for finding, waiver in waived.findings}
+            unmet.extend(map(str, waived.unmet))
             sentences = [*waived.wrong, *sentences]
         finally:
             code = ledger.exit_code or USAGE  # a finding is worse than what is missing
@@ -110,6 +111,8 @@ def _gate(options: argparse.Namespace) -> int:
     held = f"gate: {every} checks of {options.baseline} hold{', the others are waived' * bool(waived)}"
     paint = colour.painter(sys.stdout)
     print(paint(held, "green"))
+    for waiver in unmet:
+        print(paint(f"gate: waived, its witness breaks still, and met by no case of this session: {waiver}", "yellow"))
     if beyond := wanted.lacks(ledger):
         print(paint(f"gate: {beyond}; next: fsdpcheck gate --update, and commit it", "yellow"))
     return HOLDS

@@ -39,10 +39,14 @@ class Waiver:
 
         The witness itself is, also where no cause is named of it: of cases that fail by another defect, none may fit.
         """
-        mine = (finding.adapter, witness.adapter) == (self.adapter, self.adapter)
+        mine = self.is_about(finding) and witness.adapter == self.adapter
         alike = (finding.token, finding.kind, finding.what) == (self.token, witness.kind, witness.what)
         itself = alike and not (finding.cause and witness.cause)
-        return mine and fnmatchcase(finding.law, self.law) and (itself or same(finding, witness))
+        return mine and (itself or same(finding, witness))
+
+    def is_about(self, finding: Finding) -> bool:
+        """Whether ``finding`` is of its adapter and of one of its laws, whatever the defect."""
+        return finding.adapter == self.adapter and fnmatchcase(finding.law, self.law)
 
     def __str__(self) -> str:
         return f"{self.law} on {self.adapter}, until {self.expires}: {self.reason} ({self.owner})"
@@ -55,11 +59,13 @@ Replay = Callable[[Waiver], Verdict]
 class Waived:
     """What waivers say of one session.
 
-    ``wrong``: waivers that are red by themselves, a sentence each. ``findings``: those that one covers.
+    ``wrong``: waivers that are red by themselves, a sentence each. ``findings``: those that one covers. ``unmet``:
+    waivers whose witness fails still, of laws that hold in the cases of this session.
     """
 
     wrong: tuple[str, ...]
     findings: tuple[tuple[Finding, Waiver], ...]
+    unmet: tuple[Waiver, ...] = ()
 
 
 def read(file: Path) -> tuple[Waiver, ...]:
@@ -74,7 +80,7 @@ def read(file: Path) -> tuple[Waiver, ...]:
 
 def applied(waivers: Iterable[Waiver], findings: Iterable[Finding], replay: Replay, today: date) -> Waived:
     """Replay the witness of each waiver, and tell which findings are of its defect."""
-    known, covered, wrong = [*findings], list[tuple[Finding, Waiver]](), list[str]()
+    known, covered, wrong, unmet = [*findings], list[tuple[Finding, Waiver]](), list[str](), list[Waiver]()
     for waiver in waivers:
         if waiver.expires < today:
             wrong.append(f"a waiver has expired: {waiver}")
@@ -91,11 +97,12 @@ def applied(waivers: Iterable[Waiver], findings: Iterable[Finding], replay: Repl
             )
             continue
         mine = [finding for finding in known if waiver.covers(finding, verdict.finding)]
-        if not mine:
+        if not mine and any(waiver.is_about(finding) for finding in known):
             wrong.append(f"a waiver covers no finding of this session: {waiver}")
-            continue
+        elif not mine:
+            unmet.append(waiver)
         covered += [(finding, waiver) for finding in mine]
-    return Waived(tuple(wrong), tuple(covered))
+    return Waived(tuple(wrong), tuple(covered), tuple(unmet))
 
 
 def _toml(text: str) -> str:

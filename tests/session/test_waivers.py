@@ -99,6 +99,13 @@ def test_a_witness_that_breaks_no_more_is_red(verdict: Verdict, said: str) -> No
     assert found.wrong[0].startswith(f"the witness of a waiver {said}: ")
 
 
+def test_a_defect_that_no_case_of_a_session_meets_stays_waived_and_is_said() -> None:
+    """Its witness breaks still: which cases are drawn makes no gate red."""
+    elsewhere = [replace(FINDING, law="clipping.norms"), replace(FINDING, adapter="fsdp1")]
+    assert applied([WAIVER], elsewhere, lambda waiver: BROKEN, TODAY) == Waived((), (), (WAIVER,))
+    assert of(FINDING).unmet == ()
+
+
 def test_a_waiver_that_covers_nothing_is_red() -> None:
     assert of(replace(FINDING, what="other")).wrong[0].startswith("a waiver covers no finding of this session: ")
 
