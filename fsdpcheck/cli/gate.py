@@ -101,7 +101,9 @@ def _gate(options: argparse.Namespace) -> int:
             code = ledger.exit_code or USAGE  # a finding is worse than what is missing
             ledger.errors += [(f"gate: {sentence}", code) for sentence in sentences]
 
-    ledger = sessions.told(options, held_to=hold)
+    ledger, paint = sessions.told(options, held_to=hold), colour.painter(sys.stdout)
+    for waiver in unmet:
+        print(paint(f"gate: waived, its witness breaks still, and met by no case of this session: {waiver}", "yellow"))
     if ledger.interrupted or (wanted is not None and ledger.exit_code != HOLDS):
         return ledger.exit_code
     if wanted is None:
@@ -109,10 +111,7 @@ def _gate(options: argparse.Namespace) -> int:
     waived = sum(baseline.is_waived(ledger, ledger.verdicts[pair]) for pair in wanted.checks if pair in ledger.verdicts)
     every = f"{len(wanted.checks) - waived} of {len(wanted.checks)}" if waived else f"all {len(wanted.checks)}"
     held = f"gate: {every} checks of {options.baseline} hold{', the others are waived' * bool(waived)}"
-    paint = colour.painter(sys.stdout)
     print(paint(held, "green"))
-    for waiver in unmet:
-        print(paint(f"gate: waived, its witness breaks still, and met by no case of this session: {waiver}", "yellow"))
     if beyond := wanted.lacks(ledger):
         print(paint(f"gate: {beyond}; next: fsdpcheck gate --update, and commit it", "yellow"))
     return HOLDS
