@@ -43,8 +43,8 @@ def common(first: Causes | None, others: Iterable[Causes | None], apart: Iterabl
     Each as strong as in the case where it is strongest: one case that is large enough speaks for the others. Where none
     fits all, those that fit most, if at most one case in five speaks against them: a mistake may show in two ways.
     ``apart`` are causes of cases that fail although they are as the first case is where it holds.
-    Where all together name nothing, those of the first case are asked without the cases of another mistake: such as are
-    apart, and two at least with a cause that computes what was got and that the first case does not have.
+    Where all together name nothing, those of the first case are looked at without the cases of another mistake: such as
+    are apart, and two at least with a cause that computes what was got and that the first case does not have.
     """
     told = [{cause.key: cause for cause in _distinct(own)} for own in (first, *others) if own is not None]
     elsewhere = [{cause.key: cause for cause in _distinct(own)} for own in apart if own is not None]

@@ -249,7 +249,7 @@ class Exploration:
     def _judge_drawn(self, most: int, label: str) -> BaseException | None:
         tally, wanted, vain = self.tally, self.tally.passed + most, 0
         for batch, drawn in self._batches(most, label):
-            cases = sorted(drawn, key=self._told)
+            cases = sorted(drawn, key=self._may_be_known)
             before, known = tally.passed, {*tally.judged, *tally.rejected, *tally.refused}
             for case, following in zip_longest(cases, cases[1:]):
                 if case in known:
@@ -273,8 +273,8 @@ class Exploration:
                 return None
         return None
 
-    def _told(self, case: Case) -> bool:
-        """Whether ``case`` would break the law as what is told already, if it does: others are judged before."""
+    def _may_be_known(self, case: Case) -> bool:
+        """Whether ``case`` would break the law as a known root does, if it breaks it: others are judged before."""
         return any(known.may_be_of(case) for known in self.known)
 
     def _work_ahead(self, following: Case) -> None:

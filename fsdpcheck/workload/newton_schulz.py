@@ -7,33 +7,21 @@ is one step of the cubic one, X' = 3/2 X - 1/2 X X^T X, towards a matrix whose s
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
 from typing import Any, cast
 
-import torch
 from torch import Tensor
 
-from fsdpcheck.compat import torch_private
 from fsdpcheck.compat.torch_private import is_dtensor
 from fsdpcheck.errors import NotExact
 from fsdpcheck.exact.grid import bits, grid_exponent
+from fsdpcheck.workload.stateless_optimizer import StatelessOptimizer
 
 
-class NewtonSchulz(torch.optim.Optimizer):
+class NewtonSchulz(StatelessOptimizer):
     """Matrices move by a Newton-Schulz step of their gradient, all other parameters by the gradient itself (SGD)."""
 
-    def __init__(self, parameters: Iterable[Any], lr: float) -> None:
-        super().__init__(parameters, {"lr": lr, "weight_decay": 0.0})
-
-    @torch_private.never_wrapped
-    @torch.optim.Optimizer.profile_hook_step  # torch would put it here when the first is made: our class would change
-    @torch.no_grad()
-    def step(self, closure: Any = None) -> None:  # type: ignore[override]
-        """One step; no state is kept."""
-        for group in self.param_groups:
-            for parameter in group["params"]:
-                if parameter.grad is not None:
-                    parameter.add_(_update(parameter.grad), alpha=-group["lr"])
+    def update(self, gradient: Tensor) -> Tensor:
+        return _update(gradient)
 
 
 def _update(gradient: Tensor) -> Tensor:
