@@ -35,7 +35,7 @@ def progress(adapters: Sequence[str] = (), verbose: bool = False) -> Progress:
 class _Lines:
     """At first how much there is to judge; a line when a chapter of an adapter is done, or when any verdict is there.
 
-    What is no pass is told at once.
+    What is no pass is reported at once.
     """
 
     def __init__(self, verbose: bool) -> None:
