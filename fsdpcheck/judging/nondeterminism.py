@@ -57,12 +57,27 @@ def varies(run: Run, request: RunRequest) -> bool:
         return False
     newest = run.ran.newest
     first = newest if newest is not None and newest.request is request else run.engine.run(request)
-    return any(_first(first, run.engine.run(request)) is not None for _ in range(RUNS - 1))
+    return any(first_difference(first, run.engine.run(request)) is not None for _ in range(RUNS - 1))
 
 
-def differ(one: Execution, other: Execution) -> bool:
-    """Whether two executions of a case differ in anything that ranks show: a bit of a value, a call, how they end."""
-    return _first(one, other) is not None
+def first_difference(one: Execution, other: Execution) -> tuple[str, str, str] | None:
+    """(where, value, other value) of the first difference between two executions of a case; None if there is none.
+
+    It is in anything that ranks show: a bit of a value, a call, how they end.
+    """
+    failures = [f"{run.failure.kind}: {run.failure.text}" if run.failure else "a result" for run in (one, other)]
+    if (one.failure is None) != (other.failure is None):
+        return "the end of the run", failures[0], failures[1]
+    for mine, theirs in zip(one.ranks, other.ranks, strict=True):
+        if one.failure is None and mine.trace != theirs.trace:
+            return f"rank {mine.rank}, its collectives", f"{len(mine.trace)} calls", f"{len(theirs.trace)} other calls"
+        for (where, said), (_, other_said) in zip(_words(mine), _words(theirs), strict=False):
+            if said != other_said:
+                return f"rank {mine.rank}, {where}", excerpt.excerpt(str(said)), excerpt.excerpt(str(other_said))
+        for (where, value), (_, again) in _pairs(mine, theirs):
+            if _plain(value) != _plain(again):
+                return f"rank {mine.rank}, {where}", *_shown(value, again)
+    return None
 
 
 def _repeats(request: RunRequest) -> bool:
@@ -96,7 +111,7 @@ def _alone(request: RunRequest) -> Execution:
 def _among(executions: Iterator[Execution], what: str, how: str) -> Violation | None:
     first = next(executions)
     for number, other in enumerate(executions, 1):
-        place = _first(first, other)
+        place = first_difference(first, other)
         if place is not None:
             where, before, now = place
             got = f"run {number} gave {now}"
@@ -120,23 +135,6 @@ def answers_repeat(case: TrainingCase, rule: FactorRule) -> bool:
     """Whether the single device's answer is the same each time."""
     first, second = (oracle.answer(case, rule) for _ in range(2))
     return all(_bits(one.after) == _bits(two.after) for one, two in zip(first.steps, second.steps, strict=True))
-
-
-def _first(one: Execution, other: Execution) -> tuple[str, str, str] | None:
-    """(where, value, other value) of the first difference between two executions; None if there is none."""
-    failures = [f"{run.failure.kind}: {run.failure.text}" if run.failure else "a result" for run in (one, other)]
-    if (one.failure is None) != (other.failure is None):
-        return "the end of the run", failures[0], failures[1]
-    for mine, theirs in zip(one.ranks, other.ranks, strict=True):
-        if one.failure is None and mine.trace != theirs.trace:
-            return f"rank {mine.rank}, its collectives", f"{len(mine.trace)} calls", f"{len(theirs.trace)} other calls"
-        for (where, said), (_, other_said) in zip(_words(mine), _words(theirs), strict=False):
-            if said != other_said:
-                return f"rank {mine.rank}, {where}", excerpt.excerpt(str(said)), excerpt.excerpt(str(other_said))
-        for (where, value), (_, again) in _pairs(mine, theirs):
-            if _plain(value) != _plain(again):
-                return f"rank {mine.rank}, {where}", *_shown(value, again)
-    return None
 
 
 def _pairs(one: RankResult, other: RankResult) -> Iterator[tuple[tuple[str, Tensor | None], tuple[str, Tensor | None]]]:

@@ -92,7 +92,10 @@ class Watching:
     engine: Engine
     files: dict[str, str] = field(default_factory=dict)
     hits: int = 0
-    differs: bool = False
+    difference: str = ""
+    """The first that it makes, and in which case."""
+    law: str = ""
+    """Of whose cases the runs are."""
     _besides: dict[str, str] = field(default_factory=dict)
     """Folder that was saved into -> the one without what is installed; names as long, for a collective takes them."""
 
@@ -106,7 +109,7 @@ class Watching:
         self.hits += sum(execution.install_hits.values())
         self.files |= execution.files
         compared = request.installs and not isinstance(request.case, KernelCase) and not self._varies(request.load_from)
-        if compared and not self.differs:
+        if compared and not self.difference:
             self._compare(request, execution)
         return execution
 
@@ -115,9 +118,13 @@ class Watching:
             self._besides[request.save_to] = f"{request.save_to[:-1]}~"
         save_to, load_from = self._beside(request.save_to), self._beside(request.load_from)
         plain = self.engine.run(replace(request, installs=(), save_to=save_to, load_from=load_from))
-        if nondeterminism.differ(plain, execution):
-            self.differs = self._repeats(plain)
-            self._varying += [request.save_to] if request.save_to and not self.differs else []
+        found = nondeterminism.first_difference(plain, execution)
+        if found is not None and self._repeats(plain):
+            where, value, other = found
+            token = tokens.encode(tokens.Token(self.law, request.adapter, request.case, request.installs))
+            self.difference = f"{where}: {other} instead of {value}, in {token}"
+        elif found is not None and request.save_to:
+            self._varying.append(request.save_to)
 
     def _repeats(self, plain: Execution) -> bool:
         """Whether a run without what is installed gives the same once more; it saves into a folder of its own."""
@@ -125,7 +132,7 @@ class Watching:
         again = self.engine.run(replace(plain.request, save_to=saved and f"{saved[:-1]}^"))
         if saved:
             shutil.rmtree(again.request.save_to, ignore_errors=True)
-        return not nondeterminism.differ(plain, again)
+        return nondeterminism.first_difference(plain, again) is None
 
     def stored(self, reference: str, folder: str) -> list[Stored]:
         return self._compared(partial(self.engine.stored, reference), folder)
@@ -140,8 +147,9 @@ class Watching:
 
     def _compared(self, ask: Callable[[str], Found], folder: str) -> Found:
         found = ask(folder)
-        if not self.differs and not self._varies(folder):
-            self.differs = messages.dumps(found) != messages.dumps(ask(self._beside(folder)))
+        if not self.difference and not self._varies(folder):
+            other = messages.dumps(found) != messages.dumps(ask(self._beside(folder)))
+            self.difference = f"what a checkpoint holds, in a case of {self.law}" if other else ""
         return found
 
     def _varies(self, folder: str) -> bool:
@@ -194,6 +202,7 @@ class Matrix:
         watching, kills, notes, asked = Watching(self.engine), [], [], 0
         try:
             for adapter, law in self._pairs(planted):
+                watching.law = law.name
                 verdict = self._judged(law, self._planted(adapter, planted, watching))
                 asked, told = asked + 1, replace(told, cases=told.cases + verdict.cases)
                 if verdict.status in ("finding", "error") and (kill := self._kill(law, adapter, verdict)):
@@ -205,8 +214,10 @@ class Matrix:
         finally:
             watching.clean()
         self.files |= watching.files
-        told = replace(told, kills=tuple(kills), laws=asked, note="; ".join(dict.fromkeys(notes)))
-        return replace(told, outcome=self._outcome(told, watching))
+        told = replace(told, kills=tuple(kills), laws=asked)
+        told = replace(told, outcome=self._outcome(told, watching))
+        notes += [f"differs: {watching.difference}"] if told.outcome == "survived" else []
+        return replace(told, note="; ".join(dict.fromkeys(notes)))
 
     def _outcome(self, told: Row, watching: Watching) -> Outcome:
         if told.kills:
@@ -217,7 +228,7 @@ class Matrix:
             return "not asked"
         if not watching.hits:
             return "never ran"
-        return "survived" if watching.differs else "changes nothing"
+        return "survived" if watching.difference else "changes nothing"
 
     def _kill(self, law: Law, adapter: str, verdict: Verdict) -> Kill | None:
         """None where the law breaks in that case, or ends in an error, without the fault as well: it says nothing."""

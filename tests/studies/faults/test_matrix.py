@@ -14,7 +14,7 @@ from fsdpcheck import cli
 from fsdpcheck.engines.simulated import SimulatedEngine
 from fsdpcheck.errors import FINDING, HOLDS, USAGE, UsageError
 from fsdpcheck.execution import Execution, RankResult, RunRequest
-from fsdpcheck.findings.tokens import decode
+from fsdpcheck.findings.tokens import Token, decode
 from fsdpcheck.report import colour
 from fsdpcheck.report import faults as report
 from fsdpcheck.report.page import faults as page
@@ -158,9 +158,9 @@ def test_what_is_saved_without_a_fault_is_what_is_loaded_without_it() -> None:
     assert engine.asked[2:] == [
         (1, "", "saved/to/0"), (0, "", "saved/t~/0"), (1, "", "elsewhere"), (0, "", "elsewhere"),
     ]  # fmt: skip
-    assert not watching.differs
+    assert watching.difference == ""
     watching.stored("any", "saved/to/0")
-    assert watching.differs, "the last word of the one folder is not that of the other"
+    assert "a checkpoint holds" in watching.difference, "the last word of the one folder is not that of the other"
 
 
 class _Varying(_Saving):
@@ -186,10 +186,12 @@ def test_a_case_that_gives_something_else_each_time_makes_no_difference() -> Non
     watching.run(replace(request, load_from="saved/to/0"))
     watching.stored("any", "saved/to/0")
     assert engine.asked[3:] == [(1, "", "saved/to/0")]
-    assert not watching.differs
-    watching = Watching(cast(Any, _Varying(False)))
+    assert watching.difference == ""
+    watching = Watching(cast(Any, _Varying(False)), law="norms.sum")
     watching.run(request)
-    assert watching.differs
+    told, token = watching.difference.split(", in ")
+    assert told == "rank 0, before the first step, weight: 1.0 (element 0) instead of 0.0 (element 0)"
+    assert decode(token) == Token("norms.sum", "any", SMALLEST, ("fault",))
 
 
 def test_what_a_law_cannot_see_survives(own: Path) -> None:
@@ -197,6 +199,7 @@ def test_what_a_law_cannot_see_survives(own: Path) -> None:
     (fault,) = origins.of_module(str(own / "own.py"), "doubled", [f"{own / 'dp.py'}:adapter"])
     row = Matrix("collectives.plain", cases=3, world_sizes=(2,)).row(fault)
     assert (row.outcome, row.laws, row.cases) == ("survived", 1, 3)
+    assert row.note.startswith("differs: rank 0, step 0, ")
 
 
 def test_a_law_that_breaks_without_the_fault_kills_nothing(own: Path) -> None:
