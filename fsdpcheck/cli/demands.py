@@ -7,7 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
-from fsdpcheck.errors import USAGE
+from fsdpcheck.errors import USAGE, UsageError
 from fsdpcheck.session import baseline, requirements
 from fsdpcheck.session.baseline import Baseline
 from fsdpcheck.session.ledger import Ledger
@@ -33,6 +33,22 @@ def add_require(parser: argparse.ArgumentParser) -> None:
 def read(options: argparse.Namespace) -> Baseline | None:
     """The baseline that is named, None for none. Raises UsageError for a file that is none."""
     return baseline.read(options.baseline) if options.baseline is not None else None
+
+
+def require_known(options: argparse.Namespace, where: Callable[[str], str] = lambda glob: "") -> None:
+    """Raise UsageError for a glob of ``--require`` that no law matches, before anything is judged.
+
+    ``where`` a glob is written, "" for the command line. Laws of a user's own file are known to the session alone,
+    so where there is one, ``hold`` says it at the end.
+    """
+    if not options.require or options.laws:
+        return
+    from fsdpcheck.judging import registry  # imports torch
+
+    known = registry.chapters()
+    for glob in (glob for text in options.require for glob in parse_globs(text)):
+        if sentence := requirements.unknown(glob, known, where(glob)):
+            raise UsageError(sentence)
 
 
 def hold(options: argparse.Namespace, wanted: Baseline | None, ledger: Ledger) -> None:

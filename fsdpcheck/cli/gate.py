@@ -79,6 +79,8 @@ def _gate(options: argparse.Namespace) -> int:
         then = f"name it under [tool.fsdpcheck] in {SETTINGS}: adapter = ['...']; `fsdpcheck init` writes all of it"
         raise UsageError(explain(what, got=got, then=then))
     wanted = None if options.update else baseline.read(options.baseline)
+    place_of_required = partial(settings.place, SETTINGS, "require", options.require)
+    demands.require_known(options, place_of_required)
     waivers, unmet = read_waivers(SETTINGS), list[str]()
 
     def hold(ledger: Ledger) -> None:
@@ -91,7 +93,7 @@ def _gate(options: argparse.Namespace) -> int:
             return
         sentences = wanted.missing(ledger) if wanted is not None else []
         sentences += [_on_torchrun(options.baseline) or _NEXT] if sentences else []
-        sentences += demands.required(options, ledger, partial(settings.place, SETTINGS, "require", options.require))
+        sentences += demands.required(options, ledger, place_of_required)
         try:
             waived = applied(waivers, ledger.findings, partial(_replayed, options), date.today())
             ledger.waived = {finding.token: str(waiver) for finding, waiver in waived.findings}

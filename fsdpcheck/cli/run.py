@@ -53,6 +53,7 @@ def _run(options: argparse.Namespace) -> int:
         what = "a shard is held to nothing: it judges a part"
         then = "say --require and --baseline to `fsdpcheck merge`, which has all of it"
         raise UsageError(explain(what, then=then))
+    demands.require_known(options)
     held_to = partial(demands.hold, options, demands.read(options))
     if options.coverage is not None:
         with coverage.measured(options) as folder:

@@ -22,14 +22,21 @@ def lacking(
     known, told = tuple(laws), []
     for glob in globs:
         wanted = [law for law in known if fnmatchcase(law, glob)]
-        if not wanted:
-            what = f"required is {glob!r}, and no law that could be judged matches"
-            hint = spelling.hint_of_glob(glob, known)
-            told.append(explain(f"{what}.{hint}" if hint else what, where=where(glob)))
+        told += [unknown(glob, known, where(glob))] if not wanted else []
         for ref in ledger.plan.adapters if wanted else ():
             left = [f"{law} ({why})" for law in wanted if (why := _why(ledger, law, ref))]
             told += [f"required is {glob!r}, and not judged on {ref}: {', '.join(left)}"] if left else []
     return told
+
+
+def unknown(glob: str, laws: Iterable[str], where: str = "") -> str:
+    """The sentence for a glob that none of ``laws`` matches, with the name that may be meant; "" where one does."""
+    known = tuple(laws)
+    if any(fnmatchcase(law, glob) for law in known):
+        return ""
+    what = f"required is {glob!r}, and no law that could be judged matches"
+    hint = spelling.hint_of_glob(glob, known)
+    return explain(f"{what}.{hint}" if hint else what, where=where)
 
 
 def _why(ledger: Ledger, law: str, ref: str) -> str:

@@ -64,6 +64,21 @@ def test_what_is_required_is_judged_or_it_is_red(words: tuple[str, ...], code: i
     assert (found, "required is " in out) == (code, code != 0), out + err
 
 
+@pytest.mark.parametrize("words", [("run",), ("gate", "--update")])
+def test_what_no_law_matches_is_said_before_anything_is_judged(words: tuple[str, ...], tmp_path: Path) -> None:
+    code, out, err = run(tmp_path, *words, "--adapter", TOY, "--require", "training.*,trianing.plain")
+    assert (code, out) == (2, "")
+    assert "required is 'trianing.plain', and no law that could be judged matches. Did you mean" in err
+    assert [*tmp_path.iterdir()] == []
+
+
+def test_what_no_law_matches_is_shown_with_its_line_before_anything_is_judged(tmp_path: Path) -> None:
+    settings = f"[tool.fsdpcheck]\nadapter = [{TOY!r}]\nrequire = [\n  'training.*',\n  'trianing.plain',\n]\n"
+    (tmp_path / "pyproject.toml").write_text(settings)
+    code, out, err = run(tmp_path, "gate", "--update")
+    assert (code, out, "\n  where   pyproject.toml:5\n" in err) == (2, "", True), err
+
+
 def test_a_setting_requires_and_a_baseline_is_not_written_without_it(tmp_path: Path) -> None:
     """A promise that is dropped together with the baseline's line is red all the same."""
     settings = (
