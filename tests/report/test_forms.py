@@ -105,6 +105,23 @@ def strangers(whole: ElementTree.Element) -> list[str]:
     return found
 
 
+@pytest.mark.skipif("JUNIT_SCHEMA" not in os.environ, reason="JUNIT_SCHEMA names no file with junit-10.xsd")
+@each("made", EVERY)
+def test_junit_is_valid_by_the_schema_of_jenkins_but_for_what_pytest_writes_too(made: Callable[[], Ledger]) -> None:
+    schema = pytest.importorskip("xmlschema").XMLSchema(os.environ["JUNIT_SCHEMA"])
+    whole = ElementTree.fromstring(junit.text(made()).encode())
+    beyond = [error.reason for error in schema.iter_errors(whole)]
+    for case in whole.iter("testcase"):
+        for properties in case.findall("properties"):
+            case.remove(properties)
+        for name in ("file", "line"):
+            case.attrib.pop(name, None)
+    assert [error.reason for error in schema.iter_errors(whole)] == []
+    assert beyond, "a schema that knows properties of a case leaves nothing out: leave nothing out here"
+    whole.set("strange", "1")
+    assert not schema.is_valid(whole)
+
+
 def test_a_stranger_in_junit_is_noticed() -> None:
     text = junit.text(sessions.mixed()).replace("<properties>", '<properties strange="1"><strange/>', 1)
     assert strangers(ElementTree.fromstring(text.encode())) == ["properties/@strange", "properties/strange"]
