@@ -26,7 +26,7 @@ STUDIES: Final[dict[str, tuple[str, str, str]]] = {
     "metal": ("metal", "lines", "real ranks: from the last move to the report, after a lost rank, against mp.spawn"),
     "acceptance": ("acceptance", "report", "[N]: share of draws proved exact, and floors, by family and type"),
     "steps": ("steps", "report", "[N]: share of cases exact at step 6, by optimizer"),
-    "coverage": ("coverage", "report", "[N]: facts about cases, and pairs of facts, that N cases a law reach"),
+    "coverage": ("case_coverage", "report", "[N]: facts about cases, and pairs of facts, that N cases a law reach"),
     "branches": (
         "branches",
         "lines",
@@ -35,7 +35,7 @@ STUDIES: Final[dict[str, tuple[str, str, str]]] = {
     "branches-now": ("branches", "now", "[GLOB]: do sessions still reach what they were the first to reach?"),
     "layers": ("exact_layers", "lines", "which layers of torch a user's model may have, and be judged exactly"),
     "selection": ("selection", "lines", "[GLOB]: what cases that are chosen kill and cost, beside ones as drawn"),
-    "shrunk": ("coverage", "shrunk", "[SEED]: how small the minimal cases of planted faults are"),
+    "shrunk": ("case_coverage", "shrunk", "[SEED]: how small the minimal cases of planted faults are"),
     "modes": (
         "modes",
         "lines",
