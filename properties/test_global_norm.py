@@ -93,4 +93,4 @@ def test_a_gradient_that_is_not_finite_is_seen_by_all_ranks(case: TrainingCase, 
     Source: ColossalAI#1175, where ranks that had overflowed did not join the all-reduce of the norm; pytorch#46849.
     """
     one, spoiled = overflowing(case)
-    assert_norm_not_finite(run(one, spoiled=(spoiled,)), lambda: run(one))
+    assert_norm_not_finite(run(one, spoiled=(spoiled,)), lambda: run(one), lambda: run.answer(one))

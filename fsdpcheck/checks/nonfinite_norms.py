@@ -8,22 +8,29 @@ all-reduce of the norm, raise, skip its update - the others have to do too.
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
 
 from torch import Tensor
 
 from fsdpcheck.checks._compare import number
 from fsdpcheck.checks._read import completed, recorded
 from fsdpcheck.checks.training import assert_ranks_agree
+from fsdpcheck.diagnosis import global_norm
+from fsdpcheck.errors import NotExact
 from fsdpcheck.execution import Execution, RankState
 from fsdpcheck.findings.cause import Cause
 from fsdpcheck.findings.violation import Violation
+from fsdpcheck.oracle import Answer
 
 
-def assert_norm_not_finite(execution: Execution, without: Callable[[], Execution]) -> None:
+def assert_norm_not_finite(
+    execution: Execution, without: Callable[[], Execution], answer: Callable[[], Answer] | None = None
+) -> None:
     """Every rank ends the step with the same norm and parameters, and the norm is that of no finite gradient.
 
     That is NaN, an infinity, or a negative number, as DeepSpeed's -1. Or every rank raises at one line, of one type;
-    then the run ``without`` the element completed, so that it is the element that is refused.
+    then the run ``without`` the element completed, so that it is the element that is refused. ``answer`` is the single
+    device's to the case without the element: a cause is looked for in the norms that ranks return there.
     """
     if _raised_alike(execution):
         completed(without())
@@ -37,7 +44,7 @@ def assert_norm_not_finite(execution: Execution, without: Callable[[], Execution
                 got=number(norm),
                 wanted="NaN, an infinity or a negative number on every rank, or an exception on every rank",
                 where=f"step 0, rank {rank}; a target of sample {sample} is {value}",
-                cause=lambda: _causes(execution),
+                cause=lambda: _causes(execution, without, answer),
             )
     assert_ranks_agree(execution)
 
@@ -77,9 +84,15 @@ def _of_a_gradient(norm: Tensor) -> bool:
     return bool((norm.isfinite() & (norm >= 0)).all())
 
 
-def _causes(execution: Execution) -> list[Cause]:
+def _causes(execution: Execution, without: Callable[[], Execution], answer: Callable[[], Answer] | None) -> list[Cause]:
     """Whether each rank returns the norm of what it owns, or all leave out what is not finite."""
     numbers = [_of_a_gradient(norm) for _, norm in recorded(execution, 0, "grad_norm")]
     if all(numbers):
         return [Cause("left out", "what is not finite is left out of the norm")]
+    plain = without()
+    if answer is not None and plain.failure is None:
+        with suppress(NotExact):
+            norms = [float(norm) for _, norm in recorded(plain, 0, "grad_norm")]
+            if global_norm.are_of_own_shards(answer(), 0, norms):
+                return [global_norm.OWN_SHARD]
     return [Cause("own", "a rank returns another norm than the one that has the element: the sum does not reach it")]

@@ -18,7 +18,7 @@ from fsdpcheck.oracle import Answer, Named, StepAnswer
 from fsdpcheck.workload import models
 from fsdpcheck.workload.optimizer import at_step
 
-_OWN_SHARD: Final = Cause("own shard", "each rank's norm is that of its own shard alone: not summed over the ranks")
+OWN_SHARD: Final = Cause("own shard", "each rank's norm is that of its own shard alone: not summed over the ranks")
 """Said of the norm and of what is clipped by it, in the same words: it is one mistake."""
 
 
@@ -39,13 +39,19 @@ def of_grad_norm(answer: Answer, step: int, rank: int, got: float, returned: Seq
             parts = [value.double()[owner[name] == shard].square().sum() for name, value in wanted.released.items()]
             own = shard == rank % case.mesh.dp_shard
             other = Cause(f"shard {shard}", f"it is the norm of rank {shard}'s shard alone")
-            candidates.append((_OWN_SHARD if own else other, torch.stack(parts).sum().sqrt()))
+            candidates.append((OWN_SHARD if own else other, torch.stack(parts).sum().sqrt()))
     candidates += _by_parameter(case, wanted)
     found = fitting(case, torch.tensor(got, dtype=torch.float64), candidates)
-    known = any(cause.key == _OWN_SHARD.key for cause in found)
+    known = any(cause.key == OWN_SHARD.key for cause in found)
     if not known and len({*returned}) > 1 and case.mesh.dp_replicate == 1 and _of_parts(case, wanted, returned):
-        found.append(_OWN_SHARD)
+        found.append(OWN_SHARD)
     return found
+
+
+def are_of_own_shards(answer: Answer, step: int, returned: Sequence[float]) -> bool:
+    """Whether the global gradient norms that ranks returned are each that of the rank's own shard."""
+    causes = [of_grad_norm(answer, step, rank, norm, returned) for rank, norm in enumerate(returned)]
+    return any(causes) and all(OWN_SHARD in found for found in causes if found is not None)
 
 
 def _by_parameter(case: TrainingCase, wanted: StepAnswer) -> Iterator[tuple[Cause, Tensor]]:
@@ -83,7 +89,7 @@ def of_clipped_update(
     if not any(cause.key == "own shard" for cause in found) and _part_by_part(answer, step, got, [norm, *others], eps):
         text = "each rank clips its shard by the norm that it returned, and these are not one norm"
         whole = _of_parts(case, wanted, [norm, *others])
-        found.append(_OWN_SHARD if whole else Cause("own shard", text))
+        found.append(OWN_SHARD if whole else Cause("own shard", text))
     return found
 
 
@@ -134,4 +140,4 @@ def _clipped(case: TrainingCase, wanted: StepAnswer, norm: float, eps: float) ->
         each = torch.stack([factor(torch.as_tensor(part)) for part in parts])
         right = fits(case, torch.tensor(norm, dtype=torch.float64), wanted.grad_norm)
         clips = Cause("own shard", "each rank clips its shard by the norm of its own shard")
-        yield clips if right else _OWN_SHARD, {n: value * each[owner[n]] for n, value in released.items()}
+        yield clips if right else OWN_SHARD, {n: value * each[owner[n]] for n, value in released.items()}

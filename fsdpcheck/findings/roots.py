@@ -23,7 +23,7 @@ OF_NORMS: Final = "clipped by factors from wrong norms: "
 def grouped(findings: Iterable[Finding]) -> list[list[Finding]]:
     """Findings by root, in the order their roots were found; one that is like findings of two groups makes them one.
 
-    Unless the two have causes, and neither the same nor one factor of theirs: then it is with the first of them.
+    Unless the two have causes, and one of them neither the other's nor its factor: then it is with the first of them.
 
     The first of a group speaks for it: one that compares with the single device before one that compares two runs of
     the implementation, then one that names lines of its code, then one with a cause, then that of the plainest case.
@@ -35,17 +35,25 @@ def grouped(findings: Iterable[Finding]) -> list[list[Finding]]:
             groups.append([finding])
             continue
         first, *others = homes
-        others = [group for group in others if len(_causes([*first, *group])) < 2]
+        others = [group for group in others if _one_cause(_causes(first), _causes(group))]
         first += [*(one for group in others for one in group), finding]
         groups = [group for group in groups if not any(group is other for other in others)]
     return [sorted(group, key=_silence) for group in groups]
 
 
+def _one_cause(mine: set[str], theirs: set[str]) -> bool:
+    """Whether one of two groups has no cause that the other has not, or each has one factor alone."""
+    return mine <= theirs or theirs <= mine or len({*map(_factor, mine | theirs)}) < 2
+
+
 def _causes(group: Iterable[Finding]) -> set[str]:
-    """Which causes are named: what is too large by one factor is of one cause, norms and gradients alike."""
-    causes = {_defect(finding.cause) for finding in group if finding.cause}
-    factors = [factor[1] for cause in causes if (factor := _FACTOR.search(cause))]
-    return {*factors} if len(factors) == len(causes) else causes
+    return {_defect(finding.cause) for finding in group if finding.cause}
+
+
+def _factor(cause: str) -> str:
+    """What is too large by one factor is of one cause, norms and gradients alike."""
+    found = _FACTOR.search(cause)
+    return found[1] if found else cause
 
 
 def same(one: Finding, other: Finding) -> bool:

@@ -13,6 +13,7 @@ from fsdpcheck.adapters.builtin.reference import Reference
 from fsdpcheck.case import BatchLayout, LayerSpec, MeshSpec, ModelSpec, StepSpec, TrainingCase
 from fsdpcheck.checks.nonfinite_norms import assert_norm_not_finite
 from fsdpcheck.checks.nonfinite_samples import overflowing
+from fsdpcheck.diagnosis import global_norm
 from fsdpcheck.engines.simulated import SimulatedEngine
 from fsdpcheck.errors import NotExact
 from fsdpcheck.execution import Execution, Failure, RankResult, RankState, RunRequest, StepRecord
@@ -94,6 +95,21 @@ def test_a_number_is_a_violation_and_says_whether_all_ranks_return_one() -> None
         assert_norm_not_finite(shown(math.inf, 2.0), completes)
     assert "the sum does not reach it" in caught.value.cause
     assert caught.value.where.startswith("step 0, rank 1")
+
+
+@pytest.mark.parametrize(
+    ("fault", "said"),
+    [("own_norm_reported", global_norm.OWN_SHARD.text), ("without_fault", "the sum does not reach it")],
+)
+def test_norms_of_shards_without_the_element_say_that_they_are_not_summed(
+    fault: str, said: str, engine: SimulatedEngine
+) -> None:
+    installs = () if fault == "without_fault" else (f"fsdpcheck.impl.faults:{fault}",)
+    run = Run(engine, "reference", installs=installs)
+    without, answer = lambda: run(ONE, observe={"grad_norm"}), lambda: run.answer(ONE)
+    with pytest.raises(Violation, match="not finite is a number") as caught:
+        assert_norm_not_finite(shown(math.inf, 2.0), without, answer)
+    assert said in caught.value.cause
 
 
 def test_ranks_that_differ_are_a_violation() -> None:

@@ -88,6 +88,18 @@ def test_a_finding_without_a_cause_makes_none_of_two_causes(cause: str) -> None:
     assert grouped([norm, other, between]) == [[norm, between], [other]]
 
 
+def test_a_group_of_two_causes_takes_in_one_that_has_one_of_them() -> None:
+    """Replicas that are summed: R times too large, and where all ranks are replicas, W times."""
+    by_ranks = replace(FINDING, cause="exactly W = 2 times the right one", holds_with=("one rank",))
+    between = replace(FINDING, law="training.evaluation", holds_with=("one rank",))
+    by_replicas = replace(FINDING, law="lifecycle.interrupted", cause="exactly R = 2 times the right one")
+    turned = replace(by_replicas, law="features.compiled", holds_with=("one rank",), quantity="gradient")
+    found = [by_ranks, by_replicas, between, turned, by_replicas]
+    assert [len(group) for group in grouped(found[:3])] == [2, 1]
+    (whole,) = grouped(found)
+    assert len(whole) == 5
+
+
 def test_what_says_most_speaks_for_its_root() -> None:
     of_runs = replace(FINDING, law="invariance.world", cause="W = 2 times", lines="a.py:3")
     without_lines = replace(FINDING, law="training.plain", cause="W = 3 times")
