@@ -9,7 +9,8 @@ of the implementation.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import replace
+from dataclasses import fields, replace
+from itertools import zip_longest
 
 import torch
 from torch import Tensor
@@ -20,6 +21,7 @@ from fsdpcheck.case import KernelCase, TrainingCase, user_model
 from fsdpcheck.engines.processes import ProcessesEngine
 from fsdpcheck.errors import excerpt
 from fsdpcheck.execution import Execution, RankResult, RunRequest
+from fsdpcheck.execution.trace import Collective, Trace
 from fsdpcheck.findings.violation import Violation
 from fsdpcheck.judging.model_process import called
 from fsdpcheck.judging.run import Run
@@ -70,7 +72,8 @@ def first_difference(one: Execution, other: Execution) -> tuple[str, str, str] |
         return "the end of the run", failures[0], failures[1]
     for mine, theirs in zip(one.ranks, other.ranks, strict=True):
         if one.failure is None and mine.trace != theirs.trace:
-            return f"rank {mine.rank}, its collectives", f"{len(mine.trace)} calls", f"{len(theirs.trace)} other calls"
+            number, call, other_call = _first_call(mine.trace, theirs.trace)
+            return f"rank {mine.rank}, its collective {number}", call, other_call
         for (where, said), (_, other_said) in zip(_words(mine), _words(theirs), strict=False):
             if said != other_said:
                 return f"rank {mine.rank}, {where}", excerpt.excerpt(str(said)), excerpt.excerpt(str(other_said))
@@ -135,6 +138,23 @@ def answers_repeat(case: TrainingCase, rule: FactorRule) -> bool:
     """Whether the single device's answer is the same each time."""
     first, second = (oracle.answer(case, rule) for _ in range(2))
     return all(_bits(one.after) == _bits(two.after) for one, two in zip(first.steps, second.steps, strict=True))
+
+
+def _first_call(mine: Trace, theirs: Trace) -> tuple[int, str, str]:
+    """(number, call, other call) of the first that differ."""
+    pairs = enumerate(zip_longest(mine, theirs))
+    number, (call, other) = next((number, pair) for number, pair in pairs if pair[0] != pair[1])
+    return number, *_told_apart(call, other)
+
+
+def _told_apart(call: Collective | None, other: Collective | None) -> tuple[str, str]:
+    """Both in words; where these are the same, by the fields that differ."""
+    if call is None or other is None or str(call) != str(other):
+        return str(call or "none"), str(other or "none")
+    names = [field.name for field in fields(call) if field.compare]
+    unlike = [name for name in names if getattr(call, name) != getattr(other, name)]
+    one, two = (", ".join(f"{name} {getattr(of, name)!r}" for name in unlike) for of in (call, other))
+    return one, two
 
 
 def _pairs(one: RankResult, other: RankResult) -> Iterator[tuple[tuple[str, Tensor | None], tuple[str, Tensor | None]]]:

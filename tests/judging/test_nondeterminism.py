@@ -14,6 +14,7 @@ import torch
 from fsdpcheck.engines._common import hosts
 from fsdpcheck.engines.simulated import SimulatedEngine
 from fsdpcheck.execution import Execution, RankResult, StepRecord
+from fsdpcheck.execution.trace import Collective
 from fsdpcheck.findings.roots import same
 from fsdpcheck.findings.tokens import decode
 from fsdpcheck.findings.verdict import Finding, Verdict
@@ -119,6 +120,22 @@ def test_draws_accounts_and_outputs_differ_too() -> None:
         return Execution("none", cast(Any, None), [RankResult(0, steps=[step], observations=observed)])
 
     for changes in ({"drawn": (2, 1)}, {"outputs": torch.tensor([2.0])}, {"accounted": [(1.0, 0.5, 2)]}):
-        assert nondeterminism.differ(shown(), shown(**changes)), changes
-    assert not nondeterminism.differ(shown(), shown())
-    assert not nondeterminism.differ(shown(), shown(probe=2)), "what a probe saw may be of the moment"
+        assert nondeterminism.first_difference(shown(), shown(**changes)), changes
+    assert nondeterminism.first_difference(shown(), shown()) is None
+    assert nondeterminism.first_difference(shown(), shown(probe=2)) is None, "what a probe saw may be of the moment"
+
+
+def test_the_first_call_that_differs_is_told_in_words_or_by_its_fields() -> None:
+    def shown(*calls: Collective) -> Execution:
+        return Execution("none", cast(Any, None), [RankResult(0, trace=calls)])
+
+    call = Collective("all_reduce", (0, 1), "world", 0, "sum", inputs=(("float32", (2,)),))
+    later, of_another = replace(call, sequence=1), replace(call, group_name="rows")
+    assert nondeterminism.first_difference(shown(call, later), shown(call, later)) is None
+    assert nondeterminism.first_difference(shown(call, later), shown(call)) == (
+        "rank 0, its collective 1",
+        "all_reduce(float32[2]) sum #1 on ranks [0, 1]",
+        "none",
+    )
+    told = ("rank 0, its collective 0", "group_name 'world'", "group_name 'rows'")
+    assert nondeterminism.first_difference(shown(call), shown(of_another)) == told
