@@ -86,7 +86,7 @@ class Watching:
 
     Until it has made one each run is repeated without it. So what is saved is saved without it too, and loaded again:
     what is saved otherwise shows when it is loaded or read. Where a case without it gives other results each time, as
-    noise of a secure generator does, it makes none.
+    noise of a secure generator does, or one with it gave others once, it makes none.
     """
 
     engine: Engine
@@ -119,20 +119,27 @@ class Watching:
         save_to, load_from = self._beside(request.save_to), self._beside(request.load_from)
         plain = self.engine.run(replace(request, installs=(), save_to=save_to, load_from=load_from))
         found = nondeterminism.first_difference(plain, execution)
-        if found is not None and self._repeats(plain):
+        if found is not None and self._repeats(plain, execution):
             where, value, other = found
             token = tokens.encode(tokens.Token(self.law, request.adapter, request.case, request.installs))
             self.difference = f"{where}: {other} instead of {value}, in {token}"
         elif found is not None and request.save_to:
             self._varying.append(request.save_to)
 
-    def _repeats(self, plain: Execution) -> bool:
-        """Whether a run without what is installed gives the same once more; it saves into a folder of its own."""
-        saved = plain.request.save_to
-        again = self.engine.run(replace(plain.request, save_to=saved and f"{saved[:-1]}^"))
+    def _repeats(self, plain: Execution, execution: Execution) -> bool:
+        """Whether a run without what is installed gives the same once more, and one with it something else again."""
+        again = self._again(plain, "^")
+        if nondeterminism.first_difference(plain, again) is not None:
+            return False
+        return nondeterminism.first_difference(again, self._again(execution, "+")) is not None
+
+    def _again(self, execution: Execution, mark: str) -> Execution:
+        """One more run; it saves into a folder of its own."""
+        saved = execution.request.save_to
+        again = self.engine.run(replace(execution.request, save_to=saved and f"{saved[:-1]}{mark}"))
         if saved:
             shutil.rmtree(again.request.save_to, ignore_errors=True)
-        return nondeterminism.first_difference(plain, again) is None
+        return again
 
     def stored(self, reference: str, folder: str) -> list[Stored]:
         return self._compared(partial(self.engine.stored, reference), folder)

@@ -194,6 +194,22 @@ def test_a_case_that_gives_something_else_each_time_makes_no_difference() -> Non
     assert decode(token) == Token("norms.sum", "any", SMALLEST, ("fault",))
 
 
+class _Once(_Varying):
+    """The same, with another result once."""
+
+    def run(self, request: RunRequest) -> Execution:
+        return super().run(replace(request, installs=request.installs if not self.asked else ()))
+
+
+def test_what_differs_once_makes_no_difference() -> None:
+    """As the size of a pickle does that depends on which strings are one object."""
+    watching = Watching(cast(Any, _Once(False)))
+    request = RunRequest(SMALLEST, "any", installs=("fault",))
+    watching.run(replace(request, save_to="saved/to"))
+    watching.stored("any", "saved/to/0")
+    assert watching.difference == ""
+
+
 def test_what_a_law_cannot_see_survives(own: Path) -> None:
     """The fault takes effect, and the law looks at collectives alone."""
     (fault,) = origins.of_module(str(own / "own.py"), "doubled", [f"{own / 'dp.py'}:adapter"])
