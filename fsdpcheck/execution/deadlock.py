@@ -238,6 +238,7 @@ def _describe(state: State, sides: Sides) -> str:
         case Blocked():
             asked = state.collective.where
             of = f", called from {asked}" if asked and asked != state.where else ""
+            of += f", called at {by}" if (by := state.collective.called_at) else ""
             return f"in {call_text(state.collective, sides)}, {_waits_for(state.collective, sides)}{where}{of}"
         case Finished():
             return "finished"

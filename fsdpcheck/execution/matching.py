@@ -138,7 +138,7 @@ def mismatch_text(key: Instance, sides: Sides, placed: bool = False) -> str:
     into = any(name.startswith("output") for name in fields)
     ranks_by_call: dict[str, list[int]] = defaultdict(list)
     for rank, call in sorted(calls.items()):
-        where = f" at {call.where}" if placed and call.where else ""
+        where = f" at {_place(call)}" if placed and call.where else ""
         ranks_by_call[f"{call_text(call, sides)}{_into(call) if into else ''}{where}"].append(rank)
     head = f"mismatch: {_subject(key)} differs between its members in {', '.join(fields)}"
     return "\n".join([head] + [f"  {ranks_text(ranks)}: {call}" for call, ranks in ranks_by_call.items()])
@@ -165,8 +165,14 @@ def missing_text(key: Instance, sides: Sides, ended: Mapping[int, str] | None = 
 def _lines(calls: Mapping[int, Collective]) -> str:
     ranks_by_line: dict[str, list[int]] = defaultdict(list)
     for rank, call in sorted(calls.items()):
-        ranks_by_line[call.where or "an unknown line"].append(rank)
+        ranks_by_line[_place(call)].append(rank)
     return ", ".join(f"{ranks_text(ranks)} did at {line}" for line, ranks in ranks_by_line.items())
+
+
+def _place(call: Collective) -> str:
+    """The line of a call, and the one that called the function it is in."""
+    by = f", called at {call.called_at}" if call.called_at else ""
+    return f"{call.where or 'an unknown line'}{by}"
 
 
 def _subject(key: Instance) -> str:

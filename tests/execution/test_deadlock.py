@@ -53,6 +53,18 @@ def test_a_call_the_other_rank_never_makes_is_a_deadlock() -> None:
     assert failure.ranks[1].state == "finished"
 
 
+def test_a_call_in_a_function_of_many_is_told_with_who_called_it() -> None:
+    asked = [call(sequence=2, where="shards.py:68", called_at=f"units.py:{line}") for line in (60, 60, 82)]
+    waiting = [Blocked(rank, one, "shards.py:68") for rank, one in enumerate(asked)]
+    told = explain(by_rank(*waiting[:1], Finished(1)))
+    assert "waiting for rank 1, at shards.py:68, called at units.py:60\n" in told.text
+    group = {rank: dataclasses.replace(one, group=(0, 1, 2, 3)) for rank, one in enumerate(asked)}
+    found = analyse({**{rank: (one,) for rank, one in group.items()}, 3: ()})
+    assert found is not None
+    by_line = "ranks 0, 1 did at shards.py:68, called at units.py:60, rank 2 did at shards.py:68, called at units.py:82"
+    assert by_line in found.text
+
+
 def test_a_running_rank_may_still_come() -> None:
     assert not nobody_can_move(by_rank(Blocked(0, call()), Running(1)))
 
