@@ -8,7 +8,7 @@ own hooks on the modules see.
 from __future__ import annotations
 
 from fsdpcheck.case import TrainingCase
-from fsdpcheck.checks.gathered_parameters import assert_scheduled
+from fsdpcheck.checks.gathered_parameters import assert_gathered_once, assert_scheduled
 from fsdpcheck.checks.hooks_and_memory import (
     assert_copies,
     assert_hooks_fire,
@@ -132,18 +132,20 @@ def test_hooks_on_parameters_fire_once_a_reduction(case: TrainingCase, run: Run)
 def test_every_step_gathers_what_its_schedule_has(case: TrainingCase, run: Run) -> None:
     """At each layer the root, the unit at work and the next one at most are gathered; every step as the first.
 
-    Those that are kept for a backward to come are gathered as well. Parameters lie in the same bytes after each step as
+    Those that are kept for a backward to come are gathered as well, and not anew: no unit is gathered more often than
+    its layers come up. Parameters lie in the same bytes after each step as
     before the first, and at most in as many in each step. Two steps or more, three units where no tied weight keeps
     layers together; where "real" is accepted, numbers that nothing is compared with.
     On GPUs that ranks do not share, the allocator has given out as much after each step as after the first.
     Not seen: other memory than the modules' own parameters, but what is left on such GPUs, such as the buffers in which
     FSDP2 gathers ahead.
     Source: ``reshard_after_forward`` of ``fully_shard``; arXiv:2304.11277, section 3.3.2; pytorch#83129,
-    ROCm/pytorch#3501.
+    pytorch#105635, ROCm/pytorch#3501.
     """
     execution = run(case, probes=(probes.memory, probes.gathered))
     assert_steady_memory(execution)
     assert_scheduled(execution)
+    assert_gathered_once(execution)
 
 
 @law("lifecycle.copies", promise="copies", space=_ANY.but(must_occur=("several ranks",)))

@@ -114,6 +114,25 @@ def one_unit_outlives_its_forward(original: Function, hit: Hit) -> Function:
 
 
 @fault(
+    "sharding.flat_model:ShardedModel._free_unless_kept",
+    "reshard_after_forward=False without effect, https://github.com/pytorch/pytorch/issues/149029",
+    "lifecycle.memory",
+    cause="gathered again while it is kept",
+)
+def kept_units_are_freed(original: Function, hit: Hit) -> Function:
+    """Inner units are freed after their forward whether they are to be kept or not, and gathered anew."""
+
+    def planted(self: Any, unit: Any) -> None:
+        if not self.reshard_after_forward and unit is not self.units[0]:
+            hit()
+            unit.reshard()
+        else:
+            original(self, unit)
+
+    return planted
+
+
+@fault(
     "sharding.flat_model:ShardedModel.full_values",
     "DTensor.full_tensor, which gives away live memory on one rank",
     "lifecycle.copies",

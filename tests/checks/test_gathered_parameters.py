@@ -10,10 +10,11 @@ import pytest
 from fsdpcheck.adapters import load
 from fsdpcheck.adapters.builtin import _fsdp2_features as _fsdp2
 from fsdpcheck.case import BatchLayout, LayerSpec, MeshSpec, ModelSpec, TrainingCase
-from fsdpcheck.checks.gathered_parameters import assert_scheduled
+from fsdpcheck.checks.gathered_parameters import assert_gathered_once, assert_scheduled
 from fsdpcheck.engines._simulated.in_process import InProcessEngine
 from fsdpcheck.errors import NotExact, UsageError
 from fsdpcheck.execution import Execution, RankResult, RunRequest, StepRecord
+from fsdpcheck.execution.trace import Collective
 from fsdpcheck.findings.violation import Violation
 from fsdpcheck.judging.registry import chapters
 from fsdpcheck.judging.run import Run
@@ -27,15 +28,29 @@ KEPT = replace(FREED, mesh=MeshSpec(2, reshard_after_forward=False))
 ROOT = "instrument"
 
 
+GATHER = Collective("all_gather", (0, 1), "world", 0, inputs=(("float64", (4,)),))
+
+
 def events(case: TrainingCase, *noted: tuple[str, int | None, str]) -> Execution:
-    """One step, alike on all ranks: (kind, number of the unit at work or None for the root, those gathered)."""
+    """One step, alike on all ranks: (kind, number of the unit at work or None for the root, those gathered).
+
+    What is gathered and was not before has been gathered in between.
+    """
     layers = [layer.name for layer in models.layer_names(case)]
-    notes: list[Any] = [("call", "", [])]
+    notes: list[Any] = [("call", "", [], 0)]
+    trace: list[Collective] = []
+    before = ""
     for kind, unit, held in noted:
         layer = ROOT if unit is None else layers[unit]
-        notes.append((kind, layer, [f"{ROOT}.weight", *(f"{layers[int(number)]}.weight" for number in held)]))
+        trace += [
+            replace(GATHER, subject=f"units.{number}", sequence=len(trace)) for number in sorted({*held} - {*before})
+        ]
+        before = held
+        notes.append(
+            (kind, layer, [f"{ROOT}.weight", *(f"{layers[int(number)]}.weight" for number in held)], len(trace))
+        )
     observations = [(probes.gathered.name, "noted", 0, note) for note in notes]
-    ranks = [RankResult(rank, {}, [StepRecord({})], observations) for rank in range(case.world_size)]
+    ranks = [RankResult(rank, {}, [StepRecord({})], observations, tuple(trace)) for rank in range(case.world_size)]
     return Execution("made up", RunRequest(case, "x"), ranks)
 
 
@@ -55,6 +70,32 @@ FROZEN = [*ALL[:4], ("backward", None, "012"), ("backward", 2, "012"), ("backwar
 )
 def test_what_a_schedule_has_gathered_holds(case: TrainingCase, noted: list[tuple[str, int | None, str]]) -> None:
     assert_scheduled(events(case, *noted))
+    if (case, noted) != (KEPT, AHEAD):  # it holds less than it may, and gathers for that more often
+        assert_gathered_once(events(case, *noted))
+
+
+@pytest.mark.parametrize(
+    ("case", "noted", "said", "cause"),
+    [
+        (KEPT, [*ALL[:3], ("forward", None, ""), *ALL[4:]], "units.0 gathered 2 times", "kept for its backward"),
+        (KEPT, FORWARD + BACKWARD, "units.0 gathered 2 times", "kept for its backward"),
+        (KEPT, [*TWICE[:7], ("backward", 0, ""), *TWICE[8:10], ("backward", 0, "")], "", ""),
+        (KEPT, [*TWICE[:5], ("backward", 2, "1"), ("backward", 1, "012"), *TWICE[7:]], "", ""),
+        (FREED, [*FORWARD[:3], ("forward", None, "0"), *BACKWARD], "units.0 gathered 3 times", "within one forward"),
+        (FREED, [*AHEAD[:4], ("backward", None, "02"), *AHEAD[5:]], "units.0 gathered 3 times", "within one forward"),
+        (KEPT, AHEAD, "units.0 gathered 2 times", "kept for its backward"),
+    ],
+)
+def test_a_unit_that_is_gathered_again_is_found(
+    case: TrainingCase, noted: list[tuple[str, int | None, str]], said: str, cause: str
+) -> None:
+    execution = events(case, *noted)
+    if not said:
+        assert_gathered_once(execution)
+        return
+    with pytest.raises(Violation, match="more often than its schedule has it") as found:
+        assert_gathered_once(execution)
+    assert (found.value.got, cause in found.value.cause) == (said, True)
 
 
 @pytest.mark.parametrize(

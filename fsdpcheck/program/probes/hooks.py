@@ -75,23 +75,23 @@ def footprint(model: nn.Module, notes: Notes) -> None:
 
 @probe()
 def gathered(model: nn.Module, notes: Notes) -> None:
-    """Notes (when, layer, the parameters that lie in more bytes than before the first step), in the order of events.
+    """Notes (when, layer, the parameters that lie in more bytes than before the first step, collectives called so far).
 
-    At each call of the model ("call"), behind each layer's forward ("forward"), and before its backward ("backward").
-    Parameters by the first name that they had before they were sharded.
+    In the order of events: at each call of the model ("call"), behind each layer's forward ("forward"), and before its
+    backward ("backward"). Parameters by the first name that they had before they were sharded.
     """
     places = [(name, module, own) for name, module in _layers(model) for own, _ in module.named_parameters("", False)]
     rest: dict[tuple[str, str], int] = {}
 
-    def more(layer: str, when: str) -> tuple[str, str, list[str]]:
+    def more(layer: str, when: str) -> tuple[str, str, list[str], int]:
         grown = [(name, own) for name, module, own in places if _room(module, own) > rest.get((name, own), 0)]
-        return when, layer, [f"{name}.{own}" for name, own in grown]
+        return when, layer, [f"{name}.{own}" for name, own in grown], groups_private.calls_so_far()
 
     def settle(moment: str) -> None:
         if moment == "after_init":
             rest.update({(name, own): _room(module, own) for name, module, own in places})
 
-    model.register_forward_pre_hook(lambda *_: notes.add(("call", "", [])))
+    model.register_forward_pre_hook(lambda *_: notes.add(("call", "", [], groups_private.calls_so_far())))
     for name, module in _layers(model):
         module.register_forward_hook(_noting(notes, partial(more, name, "forward")))
         module.register_full_backward_pre_hook(_noting(notes, partial(more, name, "backward")))
