@@ -10,6 +10,7 @@ import functools
 import inspect
 import sys
 from collections.abc import Collection
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args
 
@@ -140,7 +141,7 @@ def _of_parts(parallelize: Any, target: str, attr: str, ref: str) -> Adapter:
     functions: dict[str, Any] = {"parallelize": parallelize}
     for name in user_parts.FUNCTIONS:
         if name in words:
-            functions[name] = references.load(f"{target}:{words[name]}", _KIND)
+            functions[name] = references.load(f"{target}:{words[name]}", replace(_KIND, word=f"the {name} of adapter"))
     for name, function in functions.items():
         if not callable(function):
             got, wanted = f"{words[name]}, a {type(function).__name__}", "a function"

@@ -114,7 +114,8 @@ def test_a_function_that_breaks_its_protocol_is_told(law: str, parts: str, said:
     [
         ("parallelize,stp=step", "Did you mean 'step'?"),
         ("parallelize,step", "got     step"),
-        ("parallelize,step=no_such", "no_such"),
+        ("parallelize,step=no_such", "the step of adapter '"),
+        ("parallelize,step=no_such", "has no 'no_such'"),
         ("parallelize,axes=dp_shards+tp", "Did you mean 'dp_shard'?"),
         ("parallelize,averaging=never", "wanted  after, before, none"),
         ("parallelize,keeps=shard", "Did you mean 'shards'?"),
