@@ -14,6 +14,8 @@ _LONGEST: Final = 300
 _NUMBER: Final = re.compile(r"\d[\d.e+-]*")
 _LAYERS: Final = re.compile(r" \([^()]*\)$")
 _FACTOR: Final = re.compile(r"exactly (\S+) = # times the right")
+_COUNTS: Final = re.compile("[WRS]")
+"""Of ranks: all, of replicas, of shards. In a case in which they are as many the first is named."""
 OTHER_NUMBERS: Final = "other numbers"
 """What the change of a case's seed is called: it says something of values, nothing of structure."""
 OF_NORMS: Final = "clipped by factors from wrong norms: "
@@ -23,14 +25,17 @@ OF_NORMS: Final = "clipped by factors from wrong norms: "
 def grouped(findings: Iterable[Finding]) -> list[list[Finding]]:
     """Findings by root, in the order their roots were found; one that is like findings of two groups makes them one.
 
-    Unless the two have causes, and one of them neither the other's nor its factor: then it is with the first of them.
+    Unless each of the two has a cause that the other has not: then it is with the first of them. One with a cause is in
+    no group of other causes, like whom of them it may be.
 
     The first of a group speaks for it: one that compares with the single device before one that compares two runs of
     the implementation, then one that names lines of its code, then one with a cause, then that of the plainest case.
     """
     groups: list[list[Finding]] = []
     for finding in findings:
+        own = _causes([finding])
         homes = [group for group in groups if any(same(finding, other) for other in group)]
+        homes = [group for group in homes if _one_cause(own, _causes(group))]
         if not homes:
             groups.append([finding])
             continue
@@ -42,18 +47,14 @@ def grouped(findings: Iterable[Finding]) -> list[list[Finding]]:
 
 
 def _one_cause(mine: set[str], theirs: set[str]) -> bool:
-    """Whether one of two groups has no cause that the other has not, or each has one factor alone."""
-    return mine <= theirs or theirs <= mine or len({*map(_factor, mine | theirs)}) < 2
+    """Whether one of the two has no cause that the other has not."""
+    return mine <= theirs or theirs <= mine
 
 
 def _causes(group: Iterable[Finding]) -> set[str]:
-    return {_defect(finding.cause) for finding in group if finding.cause}
-
-
-def _factor(cause: str) -> str:
-    """What is too large by one factor is of one cause, norms and gradients alike."""
-    found = _FACTOR.search(cause)
-    return found[1] if found else cause
+    """What is too large by one factor is of one cause, norms and gradients alike; ranks are counted in several ways."""
+    causes = {_defect(finding.cause) for finding in group if finding.cause}
+    return {_COUNTS.sub("W", factor[1]) if (factor := _FACTOR.search(cause)) else cause for cause in causes}
 
 
 def same(one: Finding, other: Finding) -> bool:
