@@ -100,6 +100,16 @@ def test_a_group_of_two_causes_takes_in_one_that_has_one_of_them() -> None:
     assert len(whole) == 5
 
 
+def test_a_finding_with_a_cause_joins_none_of_another_cause_by_way_of_one_without() -> None:
+    """Two mistakes that the same changes turn, and between them what may be of either."""
+    shifted = replace(ONE_BATCH, law="clipping.norms", cause="patches are shifted")
+    between = replace(ONE_BATCH, law="clipping.sum")
+    merged = replace(ONE_BATCH, law="clipping.factors", cause="rows are not merged")
+    again = replace(merged, law="norms.sum")
+    assert same(between, merged)
+    assert grouped([shifted, between, merged, again]) == [[shifted, between], [merged, again]]
+
+
 def test_what_says_most_speaks_for_its_root() -> None:
     of_runs = replace(FINDING, law="invariance.world", cause="W = 2 times", lines="a.py:3")
     without_lines = replace(FINDING, law="training.plain", cause="W = 3 times")
