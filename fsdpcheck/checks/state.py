@@ -50,10 +50,14 @@ def assert_resumed(first: Side, second: Side, what: str) -> None:
             where = f"before step {k}, rank {result.rank} of {len(second[0].ranks)}, saved by {len(saving.ranks)}"
             cause = partial(checkpoint.of_loaded, second[1], written, got, wanted)
             require_equal("what was loaded is not what was saved", _body(got), _body(wanted), where, cause)
-    gradients = partial(_of_noise, first) if first[1].case.step.noise_multiplier else None
-    if gradients is None and second[1].case.step.evaluates != "no":
-        gradients = partial(_of_gathered, second[1])
-    assert_same_training(first, second, what, gradients, partial(_of_update, second[1]))
+    gradients, right = None, second[1]
+    if first[1].case.step.noise_multiplier:
+        never = _shown(first)
+        gradients = partial(_of_noise, first[1], never)
+        right = checkpoint.with_noise(right, never) if never else right
+    elif right.case.step.evaluates != "no":
+        gradients = partial(_of_gathered, right)
+    assert_same_training(first, second, what, gradients, partial(_of_update, right))
 
 
 def assert_stored(execution: Execution, pieces: list[Stored], step: int) -> None:
@@ -134,13 +138,15 @@ def _body(named: Mapping[str, Tensor]) -> dict[str, Tensor]:
     return {local_name(name): value for name, value in named.items() if not is_instrument(name)}
 
 
-def _of_noise(never: Side, step: int, got: StepRecord) -> Causes | None:
-    execution, answer = never
-    shown = [(own.grads, own.params) for own in execution.ranks[0].steps]
-    whole = [(grads, parameters) for grads, parameters in shown if grads is not None]
-    if not step or got.grads is None or len(whole) < len(shown):
-        return None
-    return checkpoint.of_noise(answer, step, whole, got.grads)
+def _shown(never: Side) -> list[checkpoint.Shown]:
+    """What rank 0 showed of each step; nothing where a step shows no gradients."""
+    steps = never[0].ranks[0].steps
+    whole: list[checkpoint.Shown] = [(own.grads, own.params) for own in steps if own.grads is not None]
+    return whole if len(whole) == len(steps) else []
+
+
+def _of_noise(answer: Answer, never: list[checkpoint.Shown], step: int, got: StepRecord) -> Causes | None:
+    return checkpoint.of_noise(answer, step, never, got.grads) if step and got.grads is not None and never else None
 
 
 def _of_gathered(answer: Answer, step: int, got: StepRecord) -> Causes | None:

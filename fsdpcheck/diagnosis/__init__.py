@@ -26,6 +26,7 @@ from fsdpcheck.diagnosis import (
     matrix_updates,
     noise,
     norms,
+    other_updates,
     per_layer_clipping,
     precision,
     sample_weights,
@@ -89,9 +90,10 @@ def of_update(answer: Answer, step: int, got: Mapping[str, Tensor]) -> Causes | 
     found += precision.updated(case, {name: wanted.after[name] for name in wanted.used}, got)
     found += matrix_updates.updated(answer, step, got)
     found += step_counts.updated(answer, step, got)
+    found += other_updates.of_lost_groups(answer, step, got)
     if (explains := conventions.updated(case, wanted.before, step)) is not None:
         found += conventions.undeclared(answer, step, got, explains)
-    found += _of_places(wanted, got, wanted.after)
+    found += _still(wanted, got)
     if any(cause.key == DID_NOT_MOVE for cause in found):
         return found  # whatever the gradient was: what leaves samples out would explain it too
     if not _readable(case):
@@ -112,8 +114,7 @@ def of_gradient(answer: Answer, step: int, got: Mapping[str, Tensor]) -> Causes 
     slack = {name: torch.zeros_like(value) for name, value in given.items()}
     if len(answer.clip_norms) > 1:
         return _of_groups(answer, step, given, slack)
-    found = _of_places(wanted, got, wanted.used)
-    found += conventions.undeclared(answer, step, got, lambda gradient: {n: gradient[n] for n in wanted.used})
+    found = list(conventions.undeclared(answer, step, got, lambda gradient: {n: gradient[n] for n in wanted.used}))
     if answer.case.step.max_grad_norm is not None:
         return found or None
     if _within(answer.case, wanted, given, slack):
@@ -320,17 +321,11 @@ def _of_vector(
         yield from singled_out(case, off, [1] * len(off), places, noun)
 
 
-def _of_places(wanted: StepAnswer, got: Mapping[str, Tensor], right: Named) -> list[Cause]:
-    """A cause read off *where* values differ: parameters that stood still, biases only."""
-    wrong, found = differs(got, right), []
-    if not wrong:
-        return []
-    if right is wanted.after and all(bool((got[name] == wanted.before[name]).all()) for name in wrong):
+def _still(wanted: StepAnswer, got: Mapping[str, Tensor]) -> Iterator[Cause]:
+    """Whether all that is wrong in parameters is that some stood still."""
+    wrong = differs(got, wanted.after)
+    if wrong and all(bool((got[name] == wanted.before[name]).all()) for name in wrong):
         text = f"{mentions(wrong)} did not move at all"
         if not any(bool((got[name] != value).any()) for name, value in wanted.before.items()):
             text = f"{text}, nor did any other (does the optimizer have them?)"
-        found.append(Cause(DID_NOT_MOVE, text, PATTERN))
-    others = [name for name in wanted.used if not name.endswith(".bias")]
-    if all(name.endswith(".bias") for name in wrong) and any(bool(wanted.used[name].any()) for name in others):
-        found.append(Cause("biases", "only bias parameters differ", PATTERN))
-    return found
+        yield Cause(DID_NOT_MOVE, text, PATTERN)

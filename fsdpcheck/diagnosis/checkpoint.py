@@ -5,26 +5,28 @@ Legend: k the step that went wrong, the first after a stop that did.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from fsdpcheck.case import TrainingCase
 from fsdpcheck.diagnosis import shards, stale_state
 from fsdpcheck.diagnosis.cause_fit import fits, mentions
+from fsdpcheck.diagnosis.other_updates import Change, Parameters, after
 from fsdpcheck.findings.cause import EXACT, PATTERN, Cause, Causes
 from fsdpcheck.oracle import Answer, Named
 from fsdpcheck.program import NO_VALUE
 from fsdpcheck.workload.clip_groups import is_instrument
-from fsdpcheck.workload.optimizer import at_step, optimizer_for, project_
+from fsdpcheck.workload.optimizer import at_step, project_
 from fsdpcheck.workload.user_model import own_optimizer
 
 _OF_SGD, _OF_ADAM = ("momentum_buffer",), ("step", "exp_avg", "exp_avg_sq")
 _STATES = {"sgd": _OF_SGD, "adam": _OF_ADAM, "adamw": _OF_ADAM, "newton_schulz": (), "row_scaled": ()}
 """What optimizers keep of each parameter, by kind; a user's own may have any of it."""
-
-_Change = Callable[[torch.optim.Optimizer], None]
+Shown = tuple[Mapping[str, Tensor], Mapping[str, Tensor]]
+"""(gradients, parameters after it) of a step."""
 
 
 def of_update(answer: Answer, step: int, got: Mapping[str, Tensor]) -> Causes:
@@ -39,15 +41,18 @@ def of_update(answer: Answer, step: int, got: Mapping[str, Tensor]) -> Causes:
     ]
 
 
-def of_noise(
-    answer: Answer,
-    step: int,
-    never: Sequence[tuple[Mapping[str, Tensor], Mapping[str, Tensor]]],
-    got: Mapping[str, Tensor],
-) -> Causes:
-    """Causes of noisy gradients ``got`` after a stop before step k; ``never``: (gradients, parameters) by step of a
-    training that never stopped.
-    """
+def with_noise(answer: Answer, never: Sequence[Shown]) -> Answer:
+    """The answer of a training with noise, whose gradients and updates are those shown by one that never stopped."""
+    start, steps = answer.steps[0].before, []
+    for k, (own, (gradients, parameters)) in enumerate(zip(answer.steps, never, strict=True)):
+        before = _projected(answer.case, start, never[k - 1][1]) if k else start
+        used, shown = {name: gradients[name] for name in own.used}, {name: parameters[name] for name in own.after}
+        steps.append(replace(own, before=before, used=used, after=shown))
+    return replace(answer, steps=tuple(steps))
+
+
+def of_noise(answer: Answer, step: int, never: Sequence[Shown], got: Mapping[str, Tensor]) -> Causes:
+    """Causes of noisy gradients ``got`` after a stop before step k; ``never``: of a training that never stopped."""
     clean = stale_state.at(answer, step, _projected(answer.case, answer.steps[0].before, never[step - 1][1]))
     first = {name: never[0][0][name].double() - value.double() for name, value in answer.steps[0].used.items()}
     drawn = {name: got[name].double() - value for name, value in clean.items()}
@@ -134,41 +139,25 @@ def _only_one_writer(wrong: Named, old: Named, new: Named) -> int | None:
 def _updates(answer: Answer, step: int) -> Iterator[tuple[Cause, Named]]:
     """(cause, parameters after step k) of an optimizer that lost one part of its state, or all of it."""
     spec = answer.case.step.optimizer
-    lost: dict[str, tuple[str, _Change]] = {
+    lost: dict[str, tuple[str, Change]] = {
         "all": ("the optimizer's state did not come back: the update is that of a new optimizer", _cleared)
     }
     for key in _STATES.get(spec.kind, (*_OF_SGD, *_OF_ADAM)):
         lost[key] = (f"of the optimizer's state {key} did not come back", _zeroed(key))
     for key, (text, change) in lost.items():
-        yield Cause(f"state lost: {key}", text), _after(answer, step, change)
+        yield Cause(f"state lost: {key}", text), after(answer, step, change)
     if spec.schedule != "constant":
         text = "the learning rate's schedule did not come back: the optimizer's state has the rate of the first step"
-        yield Cause("schedule lost", text), _after(answer, step, _with_rate(answer))
+        yield Cause("schedule lost", text), after(answer, step, _with_rate(answer))
 
 
-def _after(answer: Answer, step: int, change: _Change) -> Named:
-    """Parameters after step k, if ``change`` happened to the optimizer right before it."""
-    before = answer.steps[0].before
-    parameters = {name: nn.Parameter(before[name].clone()) for name in answer.trainable}
-    optimizer = optimizer_for(answer.case, parameters)
-    for k, own in enumerate(answer.steps[: step + 1]):
-        with torch.no_grad():
-            for name, parameter in parameters.items():
-                parameter.copy_(own.before[name])
-                parameter.grad = own.used[name].clone() if name in own.used else None
-        if k == step:
-            change(optimizer)
-        optimizer.step()
-    return {name: parameter.detach() for name, parameter in parameters.items()}
-
-
-def _cleared(optimizer: torch.optim.Optimizer) -> None:
+def _cleared(optimizer: torch.optim.Optimizer, _: Parameters) -> None:
     for one in own_optimizer.parts(optimizer):
         one.state.clear()
 
 
-def _zeroed(key: str) -> _Change:
-    def change(optimizer: torch.optim.Optimizer) -> None:
+def _zeroed(key: str) -> Change:
+    def change(optimizer: torch.optim.Optimizer, _: Parameters) -> None:
         for state in (state for one in own_optimizer.parts(optimizer) for state in one.state.values()):
             if key in state and state[key] is not None:
                 state[key] = torch.zeros_like(state[key])
@@ -176,8 +165,8 @@ def _zeroed(key: str) -> _Change:
     return change
 
 
-def _with_rate(answer: Answer) -> _Change:
-    def change(optimizer: torch.optim.Optimizer) -> None:
+def _with_rate(answer: Answer) -> Change:
+    def change(optimizer: torch.optim.Optimizer, _: Parameters) -> None:
         for group in optimizer.param_groups:
             group["lr"] = 2.0 ** -at_step(answer.case.step.optimizer, 0).lr_exponent
 

@@ -7,10 +7,10 @@ from collections.abc import Iterator, Mapping, Sequence
 import torch
 from torch import Tensor, nn
 
+from fsdpcheck.diagnosis import other_updates
 from fsdpcheck.diagnosis.cause_fit import differs, mentions
 from fsdpcheck.findings.cause import Cause
 from fsdpcheck.oracle import Answer
-from fsdpcheck.workload.optimizer import optimizer_for
 
 
 def updated(answer: Answer, step: int, got: Mapping[str, Tensor]) -> Iterator[Cause]:
@@ -41,16 +41,10 @@ def _counts(answer: Answer, step: int) -> dict[str, int]:
 
 def _with_count(answer: Answer, step: int, names: Sequence[str], count: int) -> Mapping[str, Tensor]:
     """Parameters after ``step`` if its bias correction counted so many steps, and moments were the right ones."""
-    parameters = {name: nn.Parameter(answer.steps[0].before[name].clone()) for name in answer.steps[step].before}
-    optimizer = optimizer_for(answer.case, parameters)
-    for one in answer.steps[: step + 1]:
-        for name, parameter in parameters.items():
-            parameter.data.copy_(one.before[name])
-            parameter.grad = one.used[name].clone() if name in one.used else None
-        if one is answer.steps[step]:
-            _count(optimizer, [parameters[name] for name in names], count - 1)
-        optimizer.step()
-    return {name: parameters[name].detach() for name in names}
+    found = other_updates.after(
+        answer, step, lambda optimizer, parameters: _count(optimizer, [parameters[name] for name in names], count - 1)
+    )
+    return {name: found[name] for name in names}
 
 
 def _count(optimizer: torch.optim.Optimizer, parameters: Sequence[nn.Parameter], count: int) -> None:

@@ -159,11 +159,12 @@ def live_parameters_given_away(original: Function, hit: Hit) -> Function:
     cause="what a step does to the loss is not undone",
 )
 def hooks_left_on_the_loss(original: Function, hit: Hit) -> Function:
-    """Each micro-batch hangs a hook into the user's loss, and none is taken away."""
+    """Each micro-batch hangs a hook into the user's loss, where it is a module, and none is taken away."""
 
     def planted(self: Any, *given: Any, **more: Any) -> Any:
-        hit()
-        self.loss.register_forward_hook(lambda *_: None)
+        if isinstance(self.loss, torch.nn.Module):
+            hit()
+            self.loss.register_forward_hook(lambda *_: None)
         return original(self, *given, **more)
 
     return planted

@@ -118,7 +118,7 @@ def second_run_of_a_layer_is_another_layer(original: Function, hit: Hit) -> Func
     "torch.optim.optimizer:Optimizer.add_param_group",
     "weight decay of all parameters alike, https://github.com/verl-project/verl/issues/5070",
     "training.plain",
-    cause="only bias parameters|weight decay",
+    cause="groups are lost",
     subject="ddp",
 )
 def options_of_groups_lost(original: Function, hit: Hit) -> Function:

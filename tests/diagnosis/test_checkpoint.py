@@ -75,6 +75,22 @@ def test_noise_of_an_earlier_step_is_told_from_other_noise() -> None:
     assert "it is other noise" in named(checkpoint.of_noise(answer, 1, never, other))
 
 
+def test_a_state_that_did_not_come_back_is_named_where_gradients_have_noise_too() -> None:
+    drawn = [_draws(MOMENTUM, seed) for seed in range(2)]
+    never, buffers = [], dict.fromkeys(MOMENTUM.trainable, torch.zeros(()))
+    shown = dict(MOMENTUM.steps[0].before)
+    for step, noise in zip(MOMENTUM.steps, drawn, strict=True):
+        gradients = {name: value + noise[name] for name, value in step.used.items()}
+        buffers = {name: 0.5 * buffers[name] + value for name, value in gradients.items()}
+        shown = {name: shown[name] - value for name, value in buffers.items()}
+        never.append((gradients, shown))
+    answer = checkpoint.with_noise(MOMENTUM, never)
+    new = {name: answer.steps[1].before[name] - value for name, value in never[1][0].items()}
+    said = "the optimizer's state did not come back: the update is that of a new optimizer"
+    assert said in named(checkpoint.of_update(answer, 1, new))
+    assert said not in named(checkpoint.of_update(MOMENTUM, 1, new))  # without the noise no update is that one
+
+
 def _draws(answer: Answer, seed: int) -> Named:
     generator = torch.Generator().manual_seed(seed)
     scale = float(answer.clip_norm)
