@@ -29,8 +29,9 @@ def undeclared(answer: Answer, step: int, got: Mapping[str, Tensor], explains: C
     for text, gradient in _averages(answer, step):
         value = explains(gradient)
         if all(torch.equal(got[name], value[name]) for name in value):
-            declare = "Features.arithmetic declares a division of the sum: if this is meant, declare"
-            found.append(Cause(text, f"{text}, and {declare} ArithmeticRule(averaging='before')"))
+            declared = "Features.arithmetic declares a division of the sum"
+            means = "declare ArithmeticRule(averaging='before'), of functions of your own by --averaging before"
+            found.append(Cause(text, f"{text}, and {declared}: if this is meant, {means}"))
     wanted = answer.steps[step]
     if len(wanted.used) < len(wanted.released) and answer.case.step.max_grad_norm is None:
         value = explains(wanted.released)

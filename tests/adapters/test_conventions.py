@@ -68,7 +68,7 @@ def test_a_division_before_the_sum_breaks_a_sum_that_the_ranks_do_not_divide(eng
     ):
         cause = _cause(engine, toy, ANY_SUM)
         assert said in cause
-        assert "declare ArithmeticRule(averaging='before')" in cause
+        assert "declare ArithmeticRule(averaging='before'), of functions of your own by --averaging before" in cause
         with pytest.raises(NotExact, match="carry the factor W 0 times; wanted 1"):
             Run(engine, f"{TOYS}:{toy}_declared")(ANY_SUM)
         assert _cause(engine, f"{toy}_declared", REDUCED_TWICE) == ""
