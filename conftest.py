@@ -25,12 +25,15 @@ _LONG = (
     *("features.prefetch", "features.no-gather", "features.private-compiled", "features.compiled"),
     *("noise.padding", "noise.scale", "privacy.replayed", "clipping.one-row", "precision.tf32-norms"),
     *("noise.independent", "kernels.definition", "privacy.accounted", "training.steps-counted"),
+    *("noise.once", "noise.world", "privacy.noise", "privacy.collectives", "state.resharded", "state.noise"),
+    *("invariance.private-repeated", "invariance.private-world", "training.tied-apart", "training.thawed"),
+    *("lifecycle.memory", "lifecycle.interrupted", "samplers.poisson-seeded"),
 )
 """Laws whose few cases take seconds; the main job has them."""
 _BY_DAY = {
     "reference_fsdp2": (
         *("training.plain", "training.gradients", "training.private-clipped", "collectives.plain", "shards."),
-        *("features.ignored", "features.broadcast", "lifecycle.memory"),
+        *("features.ignored", "features.broadcast"),
         *("lifecycle.parameter-hooks", "norms.one-axis", "privacy.ignored"),
     ),
     "fully_shard": (
