@@ -129,8 +129,10 @@ def assert_orders(execution: Execution, again: Execution) -> None:
         before = seen.setdefault(order, f"epoch {epoch}")
         if spec.shuffle == (before != f"epoch {epoch}"):
             got = f"the order of {before}" if spec.shuffle else "another order"
-            cause = f"epoch {epoch} repeats the order of {before}: its number does not reach the shuffle" * spec.shuffle
+            repeats = f"epoch {epoch} repeats the order of {before}: its number does not reach the shuffle"
             wanted = "another order" if spec.shuffle else "the order of the data set"
+            lists, extra = [[*own] for own in order], repeated(spec, case_of(execution).mesh)
+            cause = repeats if spec.shuffle else partial(_of_overlap, lists, extra)
             raise Violation("an epoch has the wrong order", got=got, wanted=wanted, where=f"epoch {epoch}", cause=cause)
 
 
@@ -294,7 +296,8 @@ def _require_marks(steps: list[Drawn], times: Counter[int], epoch: int) -> None:
     marked = Counter(record for step in steps for record in step.repeats or ())
     for record, count in times.items():
         if count - marked[record] != 1:
-            cause = "entries that repeat a record are not marked as such"
+            few = sum(marked.values()) < times.total() - len(times)
+            cause = f"entries that repeat a record are not marked as such{'' if few else ': others are'}"
             raise Violation("marks do not tell repeated entries from others", got=f"{marked[record]} of {count} marked",
                             wanted=f"{count - 1}", where=f"epoch {epoch}, record {record}", cause=cause)  # fmt: skip
 

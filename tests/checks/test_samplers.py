@@ -143,6 +143,15 @@ def test_shares_that_overlap_are_told_by_what_they_have_in_common() -> None:
     assert broken(assert_dealt_out, execution(few, TWO, [[[(0,)]], [[(0,)]]])).cause == ""
     lost = broken(assert_dealt_out, execution(spec, TWO, [[[(0, 0)]], [[(1, 3)]]]))
     assert lost.cause == ""
+    ordered = execution(spec, TWO, [[[(0, 2)]], [[(2, 3)]]])
+    assert broken(assert_orders, ordered, ordered).cause == apart.cause
+
+
+def test_marks_that_are_missing_are_told_from_marks_of_other_entries() -> None:
+    none = broken(assert_dealt_out, execution(FIVE, TWO, WRAPPED, {0: ()}))
+    assert none.cause == "entries that repeat a record are not marked as such"
+    others = broken(assert_dealt_out, execution(FIVE, TWO, WRAPPED, {0: (4,)}))
+    assert others.cause == "entries that repeat a record are not marked as such: others are"
 
 
 def test_steps_without_empty_micro_batches_are_said_to_leave_them_out() -> None:
