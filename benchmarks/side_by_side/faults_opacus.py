@@ -8,12 +8,10 @@ from __future__ import annotations
 
 from functools import partial
 
-from benchmarks.side_by_side.changes import MethodChange
 from tests.mechanisms.planting import Change, Collection
 
 found = Collection("opacus")
 _Change = partial(Change, package="opacus")
-_MethodChange = partial(MethodChange, package="opacus")
 _FSDP = "optimizers.fsdpoptimizer_fast_gradient_clipping"
 _DDP_GHOST = "optimizers.ddpoptimizer_fast_gradient_clipping"
 _SAMPLES = "opacus:sound"
@@ -246,15 +244,13 @@ def sum_is_the_gradient_itself() -> Change:
 @found.mechanism("meta-pytorch/opacus#166; fedbiomed/fedbiomed#1443", "noise", adapter=_HOOKS)
 def noise_on_every_rank() -> Change:
     """Every rank adds the noise that one is to add, and the sum has as many draws as there are ranks."""
-    return _MethodChange(
-        "optimizers.ddpoptimizer", "DistributedDPOptimizer.add_noise", "self.rank == 0", "self.rank >= 0"
-    )
+    return _Change("optimizers.ddpoptimizer", "DistributedDPOptimizer.add_noise", "self.rank == 0", "self.rank >= 0")
 
 
 @found.mechanism("meta-pytorch/opacus#196; pytorch/torchtitan#166", "parameter after step", adapter=_HOOKS)
 def initial_values_not_sent() -> Change:
     """Each rank starts from the values that it has built itself."""
-    return _MethodChange(
+    return _Change(
         "distributed",
         "DifferentiallyPrivateDistributedDataParallel.__init__",
         "torch.distributed.broadcast(p.data, 0)",

@@ -12,7 +12,7 @@ import pytest
 pytest.importorskip("benchmarks.side_by_side", reason="only a checkout has the benchmarks")
 from benchmarks.kept import Kept
 from benchmarks.side_by_side import faults, plugin, table
-from benchmarks.side_by_side.changes import line_of, probed
+from benchmarks.side_by_side.changes import probed
 from benchmarks.side_by_side.study import RECORD
 from tests.mechanisms.planting import Mechanism
 
@@ -23,7 +23,7 @@ def _alters_one_place(fault: Mechanism) -> None:
     (change,) = fault.changes
     before = change.target.__code__
     begin, end = change.lines
-    assert begin <= before.co_firstlineno - 1 + line_of(change) <= end
+    assert begin <= before.co_firstlineno - 1 + change.line <= end
     with fault() as hits:
         assert change.target.__code__ != before
         assert hits.hits == 0

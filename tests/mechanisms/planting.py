@@ -12,7 +12,7 @@ import importlib
 import inspect
 import itertools
 import textwrap
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from types import CodeType, FunctionType, ModuleType
@@ -26,6 +26,10 @@ Quantity = Literal[
     "hang", "exception", "memory",
 ]  # fmt: skip
 """What can be the first that is wrong, in the order in which a step computes."""
+
+
+Mark = tuple[int, str]
+"""A line, counted from the first of the function's source, and the global that is called before it."""
 
 
 @dataclass(frozen=True)
@@ -48,7 +52,7 @@ class Change:
     @property
     def lines(self) -> tuple[int, int]:
         """The first and the last line of the file that ``old`` is part of."""
-        source, first = self._source()
+        source, first = self.source()
         begin = first + source[: source.index(self.old)].count("\n")
         return begin, begin + self.old.count("\n")
 
@@ -64,28 +68,47 @@ class Change:
         assert isinstance(found, FunctionType), f"{self.module}:{self.function} is {found!r}, wanted a function"
         return found
 
+    @property
+    def line(self) -> int:
+        """The line of the function's source, from 1, in which ``old`` and ``new`` first differ."""
+        source, _ = self.source()
+        same = next((i for i, (a, b) in enumerate(zip(self.old, self.new, strict=False)) if a != b), 0)
+        return source[: source.index(self.old) + same].count("\n") + 1
+
     def altered(self, hit: str) -> CodeType:
         """The code with the change, which calls the global ``hit`` each time before the altered line runs."""
-        source, first = self._source()
-        tree = ast.parse(source.replace(self.old, self.new))
-        same = next((i for i, (a, b) in enumerate(zip(self.old, self.new, strict=False)) if a != b), 0)
-        line = source[: source.index(self.old) + same].count("\n") + 1
-        _count(tree, line, hit)
+        source, _ = self.source()
+        return self.compiled(source.replace(self.old, self.new), [(self.line, hit)])
+
+    def compiled(self, source: str, marks: Iterable[Mark]) -> CodeType:
+        """The function's code with this source, under its file and lines, and with these marks.
+
+        It is compiled inside a function with the cell ``__class__``, over which a method closes that calls ``super()``.
+        """
+        _, first = self.source()
+        tree = ast.parse(source)
+        for line, hit in marks:
+            _count(tree, line, hit)
         ast.increment_lineno(tree, first - 1)
-        whole = compile(ast.fix_missing_locations(tree), self.target.__code__.co_filename, "exec", dont_inherit=True)
-        name = self.target.__name__
-        code = next(c for c in whole.co_consts if isinstance(c, CodeType) and c.co_name == name)
-        return code.replace(co_qualname=self.target.__qualname__)
+        around = ast.parse("def around():\n    __class__ = None")
+        assert isinstance(around.body[0], ast.FunctionDef)
+        around.body[0].body += tree.body
+        target = self.target
+        whole = compile(ast.fix_missing_locations(around), target.__code__.co_filename, "exec", dont_inherit=True)
+        code = _inside(_inside(whole, "around"), target.__name__)
+        assert code.co_freevars == target.__code__.co_freevars
+        return code.replace(co_qualname=target.__qualname__)
 
-    def _home(self) -> ModuleType:
-        return importlib.import_module(f"{self.package}.{self.module}")
-
-    def _source(self) -> tuple[str, int]:
+    def source(self) -> tuple[str, int]:
+        """The function's source, and the line of its file that it begins in."""
         lines, first = inspect.getsourcelines(self.target)
         source = textwrap.dedent("".join(lines))
         found = source.count(self.old)
         assert found == 1, f"{self.old!r} occurs {found} times in {self.module}:{self.function}, wanted once"
         return source, first
+
+    def _home(self) -> ModuleType:
+        return importlib.import_module(f"{self.package}.{self.module}")
 
 
 class Hits:
@@ -178,6 +201,10 @@ def _in_place(change: Change, hit: str, counter: Hits) -> Iterator[None]:
     finally:
         target.__code__ = before
         target.__globals__.pop(hit, None)
+
+
+def _inside(code: CodeType, name: str) -> CodeType:
+    return next(c for c in code.co_consts if isinstance(c, CodeType) and c.co_name == name)
 
 
 def _count(tree: ast.Module, line: int, hit: str) -> None:
