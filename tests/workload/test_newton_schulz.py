@@ -1,43 +1,16 @@
-"""The optimizer that reads whole matrices: exact in every order where it is said to be, and met by drawn cases."""
+"""The optimizer that reads whole matrices is exact in every order where it is said to be."""
 
 from __future__ import annotations
 
 import math
-from dataclasses import replace
 from fractions import Fraction
 
 import pytest
 import torch
 from torch import Tensor, nn
 
-from fsdpcheck import adapters, strategies
-from fsdpcheck.case import (
-    BatchLayout,
-    LayerSpec,
-    MeshSpec,
-    ModelSpec,
-    OptimizerSpec,
-    StepSpec,
-    TrainingCase,
-)
-from fsdpcheck.checks.training import assert_gradients_equal, assert_parameters_equal
-from fsdpcheck.engines.simulated import SimulatedEngine
 from fsdpcheck.errors import NotExact
-from fsdpcheck.findings.violation import Violation
-from fsdpcheck.judging.check import check_law
-from fsdpcheck.judging.registry import chapters
-from fsdpcheck.judging.run import Run
-from fsdpcheck.strategies import enumeration
 from fsdpcheck.workload.newton_schulz import NewtonSchulz, require_exact
-
-CASE = TrainingCase(
-    ModelSpec((LayerSpec(4, activation="relu", bias=True), LayerSpec(3)), features=3, units=(1, 1)),
-    MeshSpec(2),
-    BatchLayout("contiguous", 6),
-    StepSpec(normaliser=4, optimizer=OptimizerSpec("newton_schulz", 1)),
-    seed=3,
-)
-LOCAL = "tests/toys/local_optimizers.py"
 
 
 def _by_fractions(gradient: Tensor) -> list[list[Fraction]]:
@@ -83,54 +56,3 @@ def test_a_step_that_may_round_is_refused_with_the_bits_that_it_takes() -> None:
     with pytest.raises(NotExact, match=r"here, update of a Newton-Schulz step: needs \d+ bits; had 53"):
         require_exact(many, 53, "here")
     require_exact(many[0], 53, "a vector is moved by its gradient")
-
-
-def test_drawn_cases_have_it_where_it_is_exact_and_accepted() -> None:
-    features = adapters.declared("ddp").features
-    drawn = enumeration.distinct(strategies.cases_of(strategies.PLAIN, features, (1, 2, 3)), 150)
-    met = [case for case in drawn if case.step.optimizer.kind == "newton_schulz"]
-    assert met
-    assert {case.arithmetic.dtype for case in met} == {"float64"}
-    narrow = replace(features, accepts=features.accepts - {"matrix-optimizer"})
-    drawn = enumeration.distinct(strategies.cases_of(strategies.PLAIN, narrow, (1, 2, 3)), 150)
-    assert not any(case.step.optimizer.kind == "newton_schulz" for case in drawn)
-    clipped = enumeration.distinct(strategies.cases_of(strategies.GLOBAL_NORM, features, (1, 2)), 60)
-    assert not any(case.step.optimizer.kind == "newton_schulz" for case in clipped)
-
-
-@pytest.mark.parametrize("name", ["fully_shard", "ddp", "tensor_parallel"])
-def test_an_optimizer_of_whole_matrices_and_of_dtensors_holds(name: str, engine: SimulatedEngine) -> None:
-    run = Run(engine, name)
-    case = replace(
-        CASE, mesh=MeshSpec(axes=(("tp", 2),)), model=replace(CASE.model, layers=(LayerSpec(4), LayerSpec(2)))
-    )
-    for one in (CASE, replace(CASE, mesh=MeshSpec(3))) if name != "tensor_parallel" else (case,):
-        execution = run(one, {"grads"})
-        assert_gradients_equal(execution, run.answer(one))
-        assert_parameters_equal(execution, run.answer(one))
-
-
-@pytest.mark.parametrize(
-    ("toy", "said"),
-    [
-        ("blocks", "updates the rows that it has as if they were the whole matrix"),
-        ("pieces", "pieces of one dimension"),
-    ],
-)
-def test_an_optimizer_of_what_a_rank_has_is_found_by_no_other_cases_and_named(
-    toy: str, said: str, engine: SimulatedEngine
-) -> None:
-    run = Run(engine, f"{LOCAL}:{toy}")
-    for kind in ("sgd", "adamw"):
-        case = replace(CASE, step=replace(CASE.step, optimizer=OptimizerSpec(kind)))
-        assert_parameters_equal(run(case), run.answer(case))
-    with pytest.raises(Violation) as raised:
-        assert_parameters_equal(run(CASE), run.answer(CASE))
-    assert said in raised.value.cause
-
-
-@pytest.mark.nightly
-def test_a_law_meets_an_optimizer_of_blocks(engine: SimulatedEngine) -> None:
-    found = check_law(chapters()["training.plain"], Run(engine, f"{LOCAL}:blocks"), profile="ci").finding
-    assert found is not None
-    assert "as if they were the whole matrix" in found.cause
