@@ -15,7 +15,7 @@ from fsdpcheck.case import Case, TrainingCase
 from fsdpcheck.errors import UsageError
 from fsdpcheck.execution.releases import Release
 from fsdpcheck.execution.trace import Trace
-from fsdpcheck.execution.values import Raised, Value
+from fsdpcheck.execution.values import Raised, Unread, Value
 
 FailureKind = Literal[
     "deadlock", "mismatch", "unsafe", "in-flight", "never waited for", "order", "raised", "exited", "lost",
@@ -132,8 +132,9 @@ class RankResult:
     ``placement``: by parameter, its address in the last forward modulo 64 bytes; for real numbers only, since kernels
     take other paths and round otherwise at other alignments (see checks/shape_matched_replay.py). ``refused``: of a
     request with ``spoiled`` samples, where the step raised. ``allocations``: file:line of what asked for memory without
-    values, ``lines``: what ran of the implementation, ``values`` and ``raised``: which numbers passed through it, and
-    what was raised in it at last, ``releases``: what optimizers were given, where the request has these noted.
+    values, ``lines``: what ran of the implementation, ``values``, ``unread`` and ``raised``: which numbers passed
+    through it, which of them were not noted, and what was raised in it at last, ``releases``: what optimizers were
+    given, where the request has these noted.
     ``calls_until_initial``: how much of ``trace`` had been issued when ``initial`` was shown.
     """
 
@@ -147,6 +148,7 @@ class RankResult:
     allocations: list[str] = field(default_factory=list)
     lines: set[Line] = field(default_factory=set)
     values: list[Value] = field(default_factory=list)
+    unread: Unread = field(default_factory=Unread)
     raised: Raised | None = None
     releases: list[Release] = field(default_factory=list)
     calls_until_initial: int = 0

@@ -1,4 +1,4 @@
-"""Value and Raised: what passes through the functions of an implementation. Plain data."""
+"""Value, Unread and Raised: what passes through the functions of an implementation. Plain data."""
 
 from __future__ import annotations
 
@@ -28,6 +28,19 @@ class Value:
     numbers: tuple[float, ...]
     returned: tuple[str, ...] = ()
     is_tensor: bool = True
+
+
+@dataclass(slots=True)
+class Unread:
+    """What is not in a run's values although it passed: ``large`` variables, each with more numbers than are noted.
+
+    ``first`` and ``cut``: "file:line function" of the first of them, and of where as many values were noted as a run
+    has at most; "" for none.
+    """
+
+    large: int = 0
+    first: str = ""
+    cut: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -34,6 +34,7 @@ _PART: Final = "the part of one module or parameter"
 def of_cases(law: Law, run: Run, failing: Sequence[Case]) -> str:
     """In lines, for a finding; "" for nothing. ``failing``: cases that break the law alike, the one shown first."""
     found: list[Mapping[str, Trail]] = []
+    unread = ""
     others = sorted(failing[1:], key=lambda case: (_ranks(case) != _ranks(failing[0]), len(case.describe())))
     for number, case in enumerate((*failing[:1], *others[: _CASES - 1])):
         violation, execution = _judged(law, run, case)
@@ -45,10 +46,12 @@ def of_cases(law: Law, run: Run, failing: Sequence[Case]) -> str:
             if number == 0:
                 return _raised(execution)
             continue
+        if number == 0:
+            unread = _unread(violation, execution)
         found.append(_trails(run, case, violation, execution))
     if found and first_wrong.WEIGHT in found[0] and _wrong(found, first_wrong.WEIGHT) is None:
         found += _weights(law, run, others[_CASES - 1 :][:_CASES])
-    return _told(found)
+    return "\n".join(filter(None, (_told(found), unread)))
 
 
 def _weights(law: Law, run: Run, cases: Sequence[Case]) -> Iterator[Mapping[str, Trail]]:
@@ -95,6 +98,13 @@ def _raised(execution: Execution) -> str:
         if result.raised is not None and result.raised.type == failure.exception.rpartition(".")[2]:
             return value_trail.of_raised(result.raised)
     return ""
+
+
+def _unread(violation: Violation, execution: Execution) -> str:
+    """What was not looked at on the rank that the violation names, if it names one."""
+    sought = value_trail.of_violation(violation)
+    rank = sought.rank if sought is not None else 0
+    return value_trail.of_unread(execution.ranks[rank].unread) if rank < len(execution.ranks) else ""
 
 
 def _is_unfilled(violation: Violation) -> bool:

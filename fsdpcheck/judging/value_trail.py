@@ -16,8 +16,9 @@ from dataclasses import dataclass
 from typing import Final, TypeVar
 
 from fsdpcheck.execution import Execution
-from fsdpcheck.execution.values import OUTSIDE, Raised, Value
+from fsdpcheck.execution.values import OUTSIDE, Raised, Unread, Value
 from fsdpcheck.findings.violation import Violation
+from fsdpcheck.program.values import NUMBERS, VALUES
 
 _FIRST: Final = 24
 """How many functions are looked at, of those that have a wrong number."""
@@ -199,6 +200,17 @@ def of_raised(raised: Raised) -> str:
         if returned:
             words.append(f"behind its calls of {'; '.join(map(_of_function, returned))}")
     return "\n".join(words)
+
+
+def of_unread(unread: Unread) -> str:
+    """What of a run a trail was not looked for in; "" where it was in all."""
+    words = []
+    if unread.large:
+        many = "one variable" if unread.large == 1 else f"{unread.large} variables"
+        words.append(f"{many} of over {NUMBERS} numbers, the first at {line_of(unread.first)}")
+    if unread.cut:
+        words.append(f"what came behind {VALUES} values, at {line_of(unread.cut)}")
+    return f"not looked at for this: {'; '.join(words)}" if words else ""
 
 
 def _told(sight: Sight) -> str:

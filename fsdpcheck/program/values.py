@@ -15,9 +15,9 @@ from fsdpcheck.compat import frames_private, layouts_private, torch_private
 from fsdpcheck.execution import RankResult
 from fsdpcheck.execution.values import OUTSIDE, Raised, Value
 
-_NUMBERS: Final = 256
+NUMBERS: Final = 256
 """Most numbers of a tensor that is looked at."""
-_VALUES: Final = 30_000
+VALUES: Final = 30_000
 """Most values that are noted in all."""
 _MEMBERS: Final = 16
 """Most members of a container, or attributes of an object, that are looked at."""
@@ -43,6 +43,7 @@ class Values:
         self._own: dict[CodeType, bool] = {}
         self._frames: dict[FrameType, _Frame] = {}
         self._raised: BaseException | None = None
+        self._large: set[tuple[CodeType, str]] = set()
 
     def __enter__(self) -> None:
         self._before = sys.gettrace()  # type: ignore[assignment]
@@ -90,7 +91,10 @@ class Values:
 
     def _look(self, frame: FrameType, held: _Frame, returned: list[tuple[str, object]]) -> None:
         """Note what is new behind the line that has run."""
-        if held.line < 0 or len(self._result.values) >= _VALUES:
+        if held.line < 0:
+            return
+        if len(self._result.values) >= VALUES:
+            self._result.unread.cut = self._result.unread.cut or _at(frame, held)
             return
         seen = [each for name, value in [*frame.f_locals.items(), *returned] for each in _within(name, value)]
         if seen:
@@ -105,11 +109,22 @@ class Values:
                 continue
             held.numbers[path] = numbers
             code = frame.f_code
+            if not numbers:
+                self._leave_out(code, path, _at(frame, held))
+                continue
             place, step = f"{code.co_filename}:{held.line}", len(self._result.steps) if held.in_step else OUTSIDE
             whole = isinstance(one, Tensor)
             self._result.values.append(
                 Value(step, place, code.co_qualname, held.caller, path, numbers, held.returned, whole)
             )
+
+    def _leave_out(self, code: CodeType, path: str, at: str) -> None:
+        """A variable whose numbers are too many is counted once."""
+        unread = self._result.unread
+        if (code, path) not in self._large:
+            self._large.add((code, path))
+            unread.large += 1
+            unread.first = unread.first or at
 
     def _returned(self, frame: FrameType) -> None:
         caller, code = self._caller(frame), frame.f_code
@@ -141,6 +156,10 @@ class _Frame:
         self.caller = next(iter(frames_private.lines_of(frame.f_back, 1)), "")
         self.numbers: dict[str, tuple[float, ...]] = {}
         self.returned: tuple[str, ...] = ()
+
+
+def _at(frame: FrameType, held: _Frame) -> str:
+    return f"{frame.f_code.co_filename}:{held.line} {frame.f_code.co_qualname}"
 
 
 def _takes_a_step(frame: FrameType) -> bool:
@@ -182,15 +201,17 @@ def _bytes(value: Tensor) -> int:
 
 
 def _numbers(value: Tensor | float) -> tuple[float, ...] | None:
-    """None for what is not looked at."""
+    """None for what is not looked at, () for what has too many."""
     if isinstance(value, float):
         return (float(value),)  # which numpy.float64 is too
     own = layouts_private.untransformed(torch_private.own_part(value))
     if type(own) not in (Tensor, nn.Parameter) or own.layout is not torch.strided or own.is_meta:
         return None
-    if not own.is_floating_point() or not 0 < own.numel() <= _NUMBERS:
+    if not own.is_floating_point() or not own.numel():
         return None
     last = own.storage_offset() + sum((n - 1) * stride for n, stride in zip(own.shape, own.stride(), strict=True))
     if (last + 1) * own.element_size() > _bytes(own):
         return None  # it is freed
+    if own.numel() > NUMBERS:
+        return ()
     return tuple(own.detach().to("cpu", torch.float64).flatten().tolist())

@@ -10,9 +10,9 @@ import pytest
 from fsdpcheck.case import BatchLayout, LayerSpec, MeshSpec, ModelSpec, StepSpec, TrainingCase
 from fsdpcheck.engines.simulated import SimulatedEngine
 from fsdpcheck.execution import Execution, RankResult, RunRequest
-from fsdpcheck.execution.values import OUTSIDE, Value
+from fsdpcheck.execution.values import OUTSIDE, Unread, Value
 from fsdpcheck.findings.violation import Violation
-from fsdpcheck.judging import origin
+from fsdpcheck.judging import origin, value_trail
 from fsdpcheck.judging.first_wrong import WEIGHT
 from fsdpcheck.judging.law import Law
 from fsdpcheck.judging.registry import chapters
@@ -178,6 +178,26 @@ def test_the_function_that_forms_a_wrong_norm_is_told(engine: SimulatedEngine) -
     assert "impl/faults/precision.py:" in told
     assert "found[..., 0] *= factor (in found, the square of " in told, "the fault's own line"
     assert origin.of_cases(law, replace(run, installs=()), [case]) == "", "the law holds"
+
+
+def test_a_payload_too_large_to_be_looked_at_is_told(engine: SimulatedEngine) -> None:
+    """A wide layer's gradients are not looked at: where its norm is formed is told, and what was left out."""
+    law = chapters()["clipping.norms"]
+    run = Run(engine, "reference", installs=("fsdpcheck.impl.faults:squared_norm_off_by_1e_9",)).watching(law.observe)
+    wide = replace(
+        CASE, model=ModelSpec((LayerSpec(3), LayerSpec(100)), features=100), step=StepSpec(clipping="unclipped")
+    )
+    *_, last = origin.of_cases(law, run, [wide]).splitlines()
+    assert last.startswith("not looked at for this: "), last
+    assert "of over 256 numbers, the first at " in last
+
+
+def test_what_a_trail_was_not_looked_for_in_is_worded() -> None:
+    assert value_trail.of_unread(Unread()) == ""
+    one = value_trail.of_unread(Unread(1, f"{__file__}:1 f", f"{__file__}:2 g"))
+    assert one.startswith(f"not looked at for this: one variable of over 256 numbers, the first at {__file__}:1 in f: ")
+    assert f"; what came behind 30000 values, at {__file__}:2 in g" in one
+    assert "2 variables of over 256 numbers" in value_trail.of_unread(Unread(2, "x.py:1 f"))
 
 
 def test_of_what_is_raised_the_calls_before_are_told(engine: SimulatedEngine) -> None:

@@ -16,7 +16,8 @@ from fsdpcheck.case import BatchLayout, LayerSpec, MeshSpec, ModelSpec, StepSpec
 from fsdpcheck.compat import frames_private
 from fsdpcheck.engines._simulated.in_process import InProcessEngine
 from fsdpcheck.execution import RankResult, RunRequest
-from fsdpcheck.execution.values import OUTSIDE
+from fsdpcheck.execution.values import OUTSIDE, Unread
+from fsdpcheck.program import values
 from fsdpcheck.program.values import Values
 
 
@@ -42,6 +43,25 @@ def test_each_new_value_of_a_variable_is_noted_behind_its_line() -> None:
     first = doubled.__code__.co_firstlineno
     assert [one.place.rpartition(":")[2] for one in result.values][1:] == [str(first + n) for n in (1, 2, 3)]
     assert {one.step for one in result.values} == {OUTSIDE}, "no step is taken"
+
+
+def test_what_has_too_many_numbers_or_comes_too_late_is_told_and_not_left_out_silently(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    result, first = RankResult(0), doubled.__code__.co_firstlineno
+    with Values(result):
+        doubled(torch.zeros(values.NUMBERS + 1))
+        doubled(torch.zeros(values.NUMBERS))
+    assert {len(one.numbers) for one in result.values} == {values.NUMBERS}
+    assert result.unread.large == 3, "x, y and what is returned"
+    assert result.unread.first == f"{__file__}:{first + 1} doubled"
+    assert not result.unread.cut
+    monkeypatch.setattr(values, "VALUES", 2)
+    few = RankResult(0)
+    with Values(few):
+        doubled(torch.tensor([1.0, 2.0]))
+    assert len(few.values) == 2
+    assert few.unread == Unread(cut=f"{__file__}:{first + 2} doubled")
 
 
 def written_unseen(x: Tensor) -> float:
