@@ -118,6 +118,28 @@ def test_complete_terms_are_counted_once_beside_partial_ones(case: TrainingCase,
 
 
 @law(
+    "norms.ignored",
+    promise="features.ignored",
+    space=_ROWS.but(
+        contributions=("partial", "mixed"),
+        replicated=True,
+        must_occur=("several units",),
+        vacuous_without=("several ranks",),
+    ),
+    observe=("norms",),
+    needs_promises=("partial-norms",),
+)
+def test_an_ignored_parameter_counts_once_beside_partial_terms(case: TrainingCase, run: Run) -> None:
+    """A replicated batch with one parameter left out of sharding: it counts once in every norm, whole on each rank.
+
+    Whichever contributions the others have: summed over the ranks with them it would count W times.
+    Not seen: more than one such parameter; whether the step clips by these norms (privacy.ignored, complete norms).
+    Source: ``fully_shard(ignored_params=...)``; pytorch#88955, whole parameters beside shards of others in a norm.
+    """
+    assert_norms_exact(run(case, using=("ignored",)), run.answer(case))
+
+
+@law(
     "norms.one-axis",
     promise="partial-norms",
     space=_OF_SEVERAL.but(ranks=4, vacuous_without=("replicated-shards",)),

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from fsdpcheck.diagnosis import bits, joint_clipping, norm_rules, shards, tied_uses
 from fsdpcheck.diagnosis.cause_fit import by_ratio, chunks, mentions, rows
-from fsdpcheck.findings.cause import Cause
+from fsdpcheck.findings.cause import PATTERN, Cause
 from fsdpcheck.oracle import INSTRUMENT, Answer, StepAnswer
 
 MIXED = Cause("by position", "squared norms were summed over the ranks by position, mixing samples")
@@ -127,13 +127,21 @@ def _cast(wanted: StepAnswer, squares: dict[str, Tensor]) -> Iterator[tuple[Caus
 
 
 def _complete_again(answer: Answer, wanted: StepAnswer, squares: dict[str, Tensor]) -> Iterator[tuple[Cause, Tensor]]:
-    """Terms that every rank has whole, summed over the ranks."""
-    for unit, names in shards.units(answer.case, list(squares)).items():
-        if len(names) == len(squares):
-            continue
-        whole = torch.stack([squares[name] for name in names]).sum(0)
-        for word, count in (("W", answer.case.world_size), ("S", answer.case.mesh.dp_shard)):
-            text = (
-                f"terms of {unit} that are complete on every rank are counted {word} = {count} times: summed over ranks"
+    """Terms that every rank has whole, summed over the ranks: of a unit, or of one parameter wherever it is."""
+    counts = (("W", answer.case.world_size), ("S", answer.case.mesh.dp_shard))
+    for word, count in counts:
+        times = f"counted {word} = {count} times: summed over ranks"
+        for unit, names in shards.units(answer.case, list(squares)).items():
+            if len(names) == len(squares):
+                continue
+            whole = torch.stack([squares[name] for name in names]).sum(0)
+            yield (
+                Cause(f"counted again: {unit}", f"terms of {unit} that are complete on every rank are {times}"),
+                wanted.squared_norms + whole * (count - 1),
             )
-            yield Cause(f"counted again: {unit}", text), wanted.squared_norms + whole * (count - 1)
+        for name, square in squares.items():
+            text = f"{name}, which is complete on every rank, is {times}"
+            yield (
+                Cause(f"counted again: a parameter, {word}", text, PATTERN),
+                wanted.squared_norms + square * (count - 1),
+            )

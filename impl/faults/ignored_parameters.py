@@ -115,3 +115,19 @@ def ignored_parameters_count_on_every_rank(original: Function, hit: Hit) -> Func
         return [replace(piece, copied=False) for piece in original(self)]
 
     return planted
+
+
+@_ignored_fault(
+    "sharding.ignored_parameters:IgnoredParameters.share",
+    "a norm that adds up over ranks what each of them holds whole, https://github.com/pytorch/pytorch/issues/88955",
+    "norms.ignored",
+    cause=r"complete on every rank, is counted [WS] = \d+ times",
+)
+def ignored_parameters_are_partial_terms_everywhere(original: Function, hit: Hit) -> Function:
+    """Where norms are summed over the ranks each rank adds all of a parameter that it has whole: it counts W times."""
+
+    def planted(self: Any, name: str) -> slice:
+        hit()
+        return slice(0, None)
+
+    return planted
