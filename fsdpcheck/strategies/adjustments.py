@@ -13,6 +13,7 @@ from fsdpcheck.adapters.contract import Features
 from fsdpcheck.case import LayerSpec, OptimizerKind, TrainingCase, Trait
 from fsdpcheck.case.training import Evaluation
 from fsdpcheck.case.validation import is_power_of_two, whole_or_float
+from fsdpcheck.errors import InvalidCase
 from fsdpcheck.strategies import metamorphic
 from fsdpcheck.strategies.choice import among
 from fsdpcheck.strategies.space import Adjustment
@@ -154,6 +155,21 @@ def _secure_at_times(case: TrainingCase, features: Features) -> TrainingCase:
     return case if case.seed % 4 != 3 else _taken(replace(case, step=step), features) or case
 
 
+def _with_rows_for_many(case: TrainingCase, features: Features) -> TrainingCase:
+    """Where 16 ranks write a checkpoint the last layer has 16 rows, so that each of them has something to write.
+
+    Unless its shape is another's too, or that of what it is given.
+    """
+    *others, last = case.model.layers
+    if not metamorphic.many_write(case) or last.kind != "linear":
+        return case
+    try:
+        wide = replace(case, model=replace(case.model, layers=(*others, replace(last, width=16))))
+    except InvalidCase:
+        return case
+    return _taken(wide, features) or case
+
+
 def _behind_its_input(case: TrainingCase, layer: LayerSpec) -> TrainingCase:
     """The case with one layer more, before all that it has but an Embedding, in the first unit."""
     model = case.model
@@ -207,6 +223,7 @@ ADJUSTMENTS: dict[Adjustment, Adjust] = {
     "grouped": lambda drawn, features: drawn.map(lambda case: _grouped(case, features)),
     "evaluated at times": lambda drawn, features: drawn.map(lambda case: _evaluated_at_times(case, features)),
     "secure at times": lambda drawn, features: drawn.map(lambda case: _secure_at_times(case, features)),
+    "rows for many": lambda drawn, features: drawn.map(lambda case: _with_rows_for_many(case, features)),
     "left out": _where_it_can_be(_left_out),
     "unequal micro-batches": _where_it_can_be(_of_unequal_numbers),
 }

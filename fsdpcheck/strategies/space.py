@@ -22,7 +22,7 @@ DrawnNumbers = Literal["grid", "real", "either"]
 Adjustment = Literal[
     "any sum", "one step", "any clip norm", "a bias", "partial terms", "in replicas", "on real numbers", "evaluated",
     "thawed", "tied apart", "one row", "unequal micro-batches", "left out",
-    "grouped", "evaluated at times", "secure at times", "beside",
+    "grouped", "evaluated at times", "secure at times", "beside", "rows for many",
 ]  # fmt: skip
 """What is changed in every drawn case; ``strategies/adjustments.py`` has what each does."""
 

@@ -95,13 +95,16 @@ def test_one_rank_has_a_sibling_on_several_where_rows_may_be_uneven() -> None:
 
 def test_a_training_goes_on_at_up_to_sixteen_ranks_with_parameters_of_the_same_shapes() -> None:
     case = TrainingCase(ModelSpec((LayerSpec(3),)), MeshSpec(3), BatchLayout("sampler", 4), StepSpec(normaliser=2))
-    worlds = set()
-    for seed in range(40):
+    writes, reads = set(), set()
+    for seed in range(60):
         first, second = metamorphic.for_resharding(replace(case, seed=seed), EVERYTHING)
         assert models.parameter_shapes(first) == models.parameter_shapes(second)
-        assert first.mesh.goes_on_at == second.world_size
-        worlds.add(second.world_size)
-    assert {1, 2, 4, 5, 6, 8, 16} <= worlds
+        assert (first.mesh.goes_on_at, second.mesh.goes_on_at) == (second.world_size, first.world_size)
+        assert (first.world_size == 16) == metamorphic.many_write(replace(case, seed=seed))
+        writes.add(first.world_size)
+        reads.add(second.world_size)
+    assert {1, 2, 4, 5, 6, 8, 16} <= reads
+    assert writes == {3, 16}
     assert metamorphic.for_resharding(case, EVERYTHING)[1].world_size == 1, "the smallest, for a seed of 0"
 
 
