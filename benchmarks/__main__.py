@@ -72,6 +72,7 @@ STUDIES: Final[dict[str, tuple[str, str, str]]] = {
         "lines",
         "[FILE [GLOB [LAWS]]] [--shard K/N]: mechanisms of public reports, planted: found, and where",
     ),
+    "mutants": ("mutants", "lines", "what became of 300 source mutants of the reference, by the record"),
     "mechanisms-now": ("mechanisms", "now", "[FILE [GLOB]]: what the laws that found them in the record say today"),
     "controls": (
         "controls",

@@ -34,7 +34,7 @@ from fsdpcheck.checks import gaussian_limits
 from fsdpcheck.checks._compare import require_same_form
 from fsdpcheck.checks._read import completed
 from fsdpcheck.checks.noise import FALSE_ALARM, same_on_all_ranks, standing
-from fsdpcheck.diagnosis.noise import Related, Scaled
+from fsdpcheck.diagnosis.noise import ALIKE, Related, Scaled
 from fsdpcheck.execution import Execution
 from fsdpcheck.findings.violation import Violation
 from fsdpcheck.oracle import Answer
@@ -146,14 +146,14 @@ def assert_noise_independent(execution: Execution, answer: Answer) -> None:
     """No part of the noise is correlated with another, whatever its scale: steps, parameters, elements, rows, shards.
 
     Of two parameters or steps elements are compared that have one place in the flattened tensors; of each parameter
-    those at even and at odd places, and rows; of the largest each two of the ranks' equal shares. Honest noise is
+    those that are a power of two apart, and rows; of the largest each two of the ranks' equal shares. Honest noise is
     called wrong with probability ``FALSE_ALARM`` at most, in equal shares over all pairs.
     """
     pairs = list(_pairs(_parts(execution, answer), answer.case.mesh.dp_shard))
     alarm = float(FALSE_ALARM) / max(len(pairs), 1)
     wrong = [(each, limit) for each, limit in (_related(*pair, alarm) for pair in pairs) if abs(each.found) > limit]
     if wrong:
-        first, limit = wrong[0]
+        first, limit = max(wrong, key=lambda each: abs(each[0].found) > ALIKE)
         raise Violation(
             "noise tells of other noise",
             got=f"a correlation of {first.found!r} over {first.draws} draws each",
@@ -212,7 +212,7 @@ def _pairs(parts: Sequence[_Part], shards: int) -> Iterator[tuple[str, str, str,
         apart = ["parameters"] * (one.name != other.name) + ["steps"] * (one.step != other.step)
         yield " and ".join(apart), str(one), str(other), one.z, other.z
     for part in parts:
-        yield "elements", f"{part}, elements 0, 2, ...", "elements 1, 3, ...", part.z[::2], part.z[1::2]
+        yield from _elements_apart(part)
         if 1 < part.rows < len(part.z):
             rows = part.z.view(part.rows, -1)
             yield "rows", f"{part}, rows 0, 2, ...", "rows 1, 3, ...", rows[::2].flatten(), rows[1::2].flatten()
@@ -221,6 +221,18 @@ def _pairs(parts: Sequence[_Part], shards: int) -> Iterator[tuple[str, str, str,
         shares = part.z.chunk(shards) if len(part.z) == largest else ()
         for (a, x), (b, y) in itertools.combinations(enumerate(shares), 2):
             yield "shards", f"{part}, share {a} of {shards}", f"share {b}", x, y
+
+
+def _elements_apart(part: _Part) -> Iterator[tuple[str, str, str, Tensor, Tensor]]:
+    """Elements i and i + 2^k whose numbers differ in bit k alone, for each k: what counts draws counts in bits."""
+    for bit in range((len(part.z) - 1).bit_length()):
+        apart = 1 << bit
+        whole = len(part.z) // (2 * apart) * 2 * apart
+        x, y = (half.flatten() for half in part.z[:whole].view(-1, 2, apart).unbind(1))
+        if not bit:
+            yield "elements", f"{part}, elements 0, 2, ...", "elements 1, 3, ...", x, y
+        elif whole:
+            yield "far elements", f"{part}, elements i", f"elements i + {apart}", x, y
 
 
 def _related(kind: str, one: str, other: str, x: Tensor, y: Tensor, alarm: float) -> tuple[Related, float]:

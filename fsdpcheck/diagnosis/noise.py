@@ -106,15 +106,17 @@ _NEAR, _ENOUGH, _TAIL = 0.02, 10_000, 4.0
 def of_related(wrong: Sequence[Related]) -> Causes:
     """Causes of parts of the noise that are correlated, the strongest of what they have in common."""
     kind = next(kind for kind in _KINDS if any(each.kind == kind for each in wrong))
-    first = max((each for each in wrong if each.kind == kind), key=lambda each: (each.draws, abs(each.found)))
-    if abs(first.found) > 1 - _ROUNDED:
+    of_kind = (each for each in wrong if each.kind == kind)
+    first = max(of_kind, key=lambda each: (abs(each.found) > ALIKE, each.draws, abs(each.found)))
+    if abs(first.found) > ALIKE:
         text = f"the noise of {first.other} is that of {first.one}{', negated' if first.found < 0 else ''}"
         return [Cause(f"{kind} {'negated' if first.found < 0 else 'alike'}", text)]
     shared = f"the noise of {first.one} and {first.other} has a correlation of {first.found:.2g}"
     return [Cause(f"{kind} related", f"{shared}: {_KINDS[kind]}", PATTERN)]
 
 
-_ROUNDED = 1e-6
+ALIKE = 1 - 1e-6
+"""A correlation above this is that of one and the same draws, rounded."""
 _KINDS = {
     "steps": "a part of each draw is the same in every step",
     "parameters": "a part of each draw is the same in several parameters",
@@ -122,6 +124,7 @@ _KINDS = {
     "shards": "a part of each draw is the same in every shard",
     "rows": "a part of each draw is the same in neighbouring rows",
     "elements": "a part of each draw is the same in neighbouring elements",
+    "far elements": "a part of each draw is the same in elements that far from one another",
 }
 """What a pair of related parts differs in, and what follows; the first that is found is named."""
 

@@ -280,6 +280,26 @@ def neighbours_share_half_of_their_noise(original: Function, hit: Hit) -> Functi
 
 
 @fault(
+    "noise.gaussian:philox_words",
+    "a counter of 16 bits: draws of a large parameter come again, https://github.com/meta-pytorch/opacus/issues/161",
+    "noise.independent",
+    cause=r"elements i \+ 65536 is that of",
+)
+def noise_comes_again_after_65536_elements(original: Function, hit: Hit) -> Function:
+    """Elements of a parameter are counted in 16 bits: those beyond have the noise of those before."""
+
+    def planted(key: Any, step: int, first: int, last: int, device: Any) -> Any:
+        if last <= 1 << 16:
+            return original(key, step, first, last, device)
+        hit()
+        found = original(key, step, 0, 1 << 16, device)
+        places = torch.arange(first, last, device=device) & 0xFFFF
+        return [words[places] for words in found]
+
+    return planted
+
+
+@fault(
     "noise.gaussian:Noise.normal",
     "a sampler of another distribution, https://github.com/meta-pytorch/opacus/issues/616",
     "noise.scale",

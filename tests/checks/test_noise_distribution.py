@@ -246,6 +246,16 @@ def elements(k: int, name: str, z: torch.Tensor) -> torch.Tensor:
     return z if name != W else torch.stack([flat[::2], flat[1::2] - 0.04 * flat[::2]], 1).view(z.shape)
 
 
+def far(k: int, name: str, z: torch.Tensor) -> torch.Tensor:
+    """Whose places in a parameter differ in their 17th bit alone have 4 % in common."""
+    if name != W:
+        return z
+    flat, apart = z.flatten().clone(), 1 << 16
+    pairs = flat[: 4 * apart].view(-1, 2, apart)
+    pairs[:, 1] += 0.04 * pairs[:, 0]
+    return flat.view(z.shape)
+
+
 @pytest.mark.parametrize(
     ("change", "where", "cause"),
     [
@@ -255,6 +265,7 @@ def elements(k: int, name: str, z: torch.Tensor) -> torch.Tensor:
         (halves, f"step 0, {W}, share 0 of 5 against share 1", "the same in every shard"),
         (rows, "rows 0, 2, ... against rows 1, 3", "neighbouring rows"),
         (elements, "elements 0, 2, ... against elements 1, 3", "neighbouring elements"),
+        (far, "elements i against elements i + 65536", "elements that far from one another"),
     ],
     ids=lambda value: getattr(value, "__name__", ""),
 )
