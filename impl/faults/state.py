@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import re
-from dataclasses import replace
 from typing import Any
 
 from ._fault import Function, Hit, fault
@@ -119,28 +117,6 @@ def first_writer_alone_is_read(original: Function, hit: Hit) -> Function:
         if len(first) < len(plan.items):
             hit()
         return type(plan)(list(first.values()))
-
-    return planted
-
-
-@fault(
-    "state.planners:SpanReader.set_up_planner",
-    "shards of files in the order of their names, https://github.com/deepspeedai/DeepSpeed/pull/8452",
-    "state.resharded",
-)
-def files_of_writers_ordered_as_text(original: Function, hit: Hit) -> Function:
-    """The file of writer k is taken to be the k-th by name, so that from eleven on 10 is read in the place of 2."""
-
-    def planted(self: Any, state_dict: Any, metadata: Any = None, is_coordinator: bool = False) -> None:
-        places = metadata.storage_data
-        files = {place.relative_path for place in places.values()}
-        right, read = sorted(files, key=lambda name: [int(n) for n in re.findall(r"\d+", name)]), sorted(files)
-        if right != read:
-            hit()
-        other = dict(zip(right, read, strict=True))
-        for index, place in places.items():
-            places[index] = replace(place, relative_path=other[place.relative_path])
-        original(self, state_dict, metadata, is_coordinator)
 
     return planted
 
