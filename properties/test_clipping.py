@@ -11,7 +11,9 @@ from fsdpcheck.checks.clipping import (
     assert_probe_coefficients,
 )
 from fsdpcheck.checks.nonfinite_samples import assert_refused_or_left_out, spoiled
-from fsdpcheck.checks.refused_or_right import assert_refused_or_norms
+from fsdpcheck.checks.refused_or_right import USES, assert_refused_or_norms
+from fsdpcheck.checks.refused_samples import assert_refused_alike
+from fsdpcheck.errors import NotApplicable
 from fsdpcheck.judging.registry import law
 from fsdpcheck.judging.run import Run
 from fsdpcheck.strategies import HIDING, PRIVATE_EXACT, PRIVATE_PROBE, CaseSpace, Family
@@ -155,3 +157,29 @@ def test_a_weight_used_beside_its_layer_is_refused_or_counts(case: TrainingCase,
     Source: Opacus#738, where uses of one weight do not count together; no public report known of one without a module.
     """
     assert_refused_or_norms(lambda one: (run(one), run.answer(one)), case)
+
+
+@law(
+    "clipping.across-samples",
+    promise="across-samples",
+    space=PRIVATE_PROBE.without("conv-private", "bags-private", "group-norm-private", *HIDING).but(
+        user_models="never",
+        must_occur=("distributed batch on several ranks",),
+        adjusted=("across samples",),
+    ),
+)
+def test_what_computes_across_samples_is_refused(case: TrainingCase, run: Run) -> None:
+    """A model or a loss that computes across the samples of a micro-batch is refused by all ranks, and not without it.
+
+    By ValueError or NotImplementedError, before anybody waits for anybody. Where a sample's loss depends on another's
+    row it has no gradient of its own: what is clipped bounds nobody's influence, and nothing in the step shows it. In
+    each drawn case a layer behind the input gives a sample what the one before gets too, or is given the samples in
+    another order than theirs; or the loss takes two samples' outputs, or targets.
+    Not seen: the reason of what is raised; running statistics, what integers are mixed before real numbers are made of
+    them, and batches of which no micro-batch has two samples.
+    Source: Opacus' documentation of BatchNorm (opacus.ai/docs/faq); DP-SGD, arXiv:1607.00133, whose bound it is.
+    """
+    if "across-samples-private" not in case.requires():
+        raise NotApplicable("no two samples meet")
+    cause = "samples of a micro-batch meet in the model or in the loss, and the step is taken: norms are of mixtures"
+    assert_refused_alike(run(case), run(USES.without(case)), cause)

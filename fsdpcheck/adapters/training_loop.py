@@ -41,6 +41,7 @@ PLAIN_REASONS: Final[Mapping[str, str]] = {
     "resharded": "has no checkpoint of its own: what is saved is up to its user",
     "readable": "has no checkpoint of its own: what is saved is up to its user",
     "stored": "has no checkpoint of its own: what is saved is up to its user",
+    "across-samples": "trains plainly: it has no per-sample clipping",
     "accounted": "trains plainly: there is nothing to account for",
     "engine": "trains plainly: there is nothing to account for",
     "poisson": "has no Poisson sampler",

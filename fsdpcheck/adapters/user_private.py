@@ -28,6 +28,7 @@ PRIVATE_REASONS: Final = {
     "exact-factors": "said to form norms of norms, whose rounding is in its clip factors (--factor)",
     "noise": "takes no noise_multiplier",
     "noise-of-seed": "what of its noise follows from the seed alone is not said",
+    "across-samples": "whether models that compute across samples are refused is not said",
     "nonfinite": "what becomes of samples whose norm is NaN or infinite is not said",
     "second-backward": "how clipped gradients come about is not said",
     "bookkeeping": "how clipped gradients come about is not said",

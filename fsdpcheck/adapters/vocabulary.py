@@ -31,7 +31,7 @@ Promise = Literal[
     "stored",
     "lifecycle",
     "sharded", "nonfinite", "epochs", "poisson", "same-draws", "kernels",
-    "hooks", "parameter-hooks", "memory", "copies", "interrupts", "accounted", "engine", "thawing",
+    "hooks", "parameter-hooks", "memory", "copies", "interrupts", "accounted", "engine", "thawing", "across-samples",
     "features.unshard", "features.prefetch", "features.some-sync", "features.late-all-reduce",
     "features.divide-factor", "features.no-gather", "features.checkpointing", "features.meta", "features.state-dict",
     "features.ignored", "features.columns", "features.compiled", "features.bare-root", "features.groups-of-two",
@@ -239,6 +239,10 @@ PROMISES: Final[Mapping[Promise, PromiseRow]] = {
     "thawing": PromiseRow(
         "A parameter that is frozen at first and thawed between two steps is trained from then on, and no more once it"
         " is frozen again, or that is refused (Observed.thaw, Observed.freeze)."
+    ),
+    "across-samples": PromiseRow(
+        "A model or a loss that computes across the samples of a batch, as BatchNorm does, is refused on all ranks.",
+        promises=_PRIVATE,
     ),
     **{
         cast(Promise, f"features.{use}"): PromiseRow(f'A plain step is the same bits with "{use}" in use: {words}.')

@@ -15,7 +15,7 @@ Activation = Literal[
     "identity", "relu", "leaky_relu", "hardtanh", "abs", "gelu", "silu", "tanh", "sigmoid", "softmax"
 ]  # fmt: skip
 Freeze = Literal["none", "weight", "bias", "all"]
-Used = Literal["once", "routed", "twice", "for all", "dropped", "beside"]
+Used = Literal["once", "routed", "twice", "for all", "dropped", "beside", "across", "reordered"]
 Bags = Literal["sum", "mean"]
 InputKind = Literal["vector", "sequence", "tokens", "bags", "signal", "image", "volume"]
 Named = Literal["", "float32", "bfloat16", "float16"]
@@ -36,7 +36,9 @@ class LayerSpec:
     call it. "twice": its output goes through it again. "for all": it runs on one row of ones, and what it gives of
     that is added to each sample's, as positions are that one row numbers for all. "dropped": it runs, and nothing uses
     what it gives. "beside": to what a Linear gives is added what ``F.linear`` makes of the same with its weight, as
-    code that shares a weight without its module does. ``same``: a convolution of stride 1 is padded to give as many
+    code that shares a weight without its module does. "across": to what a sample gets of it is added what the sample
+    before gets. "reordered": it is given the samples in another order, and what it gives is put back in theirs.
+    ``same``: a convolution of stride 1 is padded to give as many
     positions as arrive, ``padding`` is 0.
     """
 

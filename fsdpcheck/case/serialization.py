@@ -36,6 +36,7 @@ _LATER: dict[str, dict[str, Any]] = {
         "refreezes": False,
         "unequal": False,
         "secure_noise": False,
+        "across": "nothing",
     },
     "OptimizerSpec": {"groups": "one"},
     "Arithmetic": {"compute": "dtype", "world_factors": 1},

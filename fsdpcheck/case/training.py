@@ -28,6 +28,7 @@ OptimizerKind = Literal["sgd", "adam", "adamw", "newton_schulz", "row_scaled", "
 Schedule = Literal["constant", "halving"]
 Grouping = Literal["one", "vectors apart", "last unit apart"]
 Evaluation = Literal["no", "no_grad", "inference_mode"]
+Across = Literal["nothing", "outputs", "targets"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,6 +154,7 @@ class StepSpec:
     the optimizer that has it from the beginning. ``refreezes``: behind the second step these are frozen again.
     ``unequal``: every other rank with samples of its own, the first or the second of them by the seed, has one
     micro-batch fewer; gradients are reduced after each rank's last.
+    ``across``: what of the sample before, in its micro-batch, is added to a sample's own in the loss.
     "cross_entropy" is the softmax cross-entropy, summed over positions, against classes read off the targets.
     """
 
@@ -177,6 +179,7 @@ class StepSpec:
     refreezes: bool = False
     unequal: bool = False
     secure_noise: bool = False
+    across: Across = "nothing"
 
     @property
     def private(self) -> bool:

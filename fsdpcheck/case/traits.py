@@ -73,6 +73,8 @@ def _model_traits(case: TrainingCase) -> Iterator[Trait]:
         "same-padding-private": case.step.private and any(layer.same for layer in spec.layers),
         "mean-bags-private": case.step.private and spec.bags == "mean",
         "beside-private": case.step.private and any(layer.used == "beside" for layer in spec.layers),
+        "across-samples-private": case.step.across != "nothing"
+        or (case.step.private and any(layer.used in ("across", "reordered") for layer in spec.layers)),
     }
     yield from (trait for trait, holds in facts.items() if holds)
     families: dict[Trait, bool] = {

@@ -247,6 +247,9 @@ def _validate_step(case: TrainingCase) -> None:
         refuse("step.secure_noise", True, "False without per-sample clipping", "clip, or add none")
     if step.private and step.max_grad_norm is not None:
         refuse("step.max_grad_norm", step.max_grad_norm, "None with per-sample clipping", "clip one way")
+    if step.across != "nothing" and (not step.private or case.model.own is not None):
+        wanted = '"nothing" but for a drawn model under per-sample clipping'
+        refuse("step.across", step.across, wanted, "set it, or clip")
     if step.thaws and (step.private or step.steps == 1 or case.model.own is not None):
         refuse(
             "step.thaws", True, "several steps of plain training of a drawn model", "take two steps, or thaw nothing"

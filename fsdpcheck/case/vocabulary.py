@@ -19,7 +19,7 @@ Trait = Literal[
     "row-optimizer",
     "unit-groups",
     "several-heads-private", "same-padding-private", "mean-bags-private", "dropped", "dropped-private",
-    "secure-noise", "beside-private",
+    "secure-noise", "beside-private", "across-samples-private",
 ]  # fmt: skip
 """A key of TRAITS; ``Case.requires()`` gives a case's set, and ``Features.accepts`` must cover it."""
 
@@ -137,5 +137,8 @@ TRAITS: Final[Mapping[Trait, TraitRow]] = {
     "secure-noise": TraitRow("noise of the generator that is called cryptographically secure", ("Setup.step",)),
     "beside-private": TraitRow("a weight that is used beside its layer too, under per-sample clipping",
                                low_precision="none"),
+    "across-samples-private": TraitRow("a model or a loss that computes across the samples of a micro-batch, or puts"
+                                       " them in another order for a layer, under per-sample clipping",
+                                       low_precision="none"),
 }  # fmt: skip
 """Every trait."""

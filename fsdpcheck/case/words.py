@@ -68,6 +68,8 @@ def _describe_stage(spec: ModelSpec, stage: Stage) -> str:
         "for all": ", one row of it added to all samples",
         "dropped": ", its output unused",
         "beside": ", its weight used once more beside it",
+        "across": ", its output for a sample added to the next one's",
+        "reordered": ", given the samples in another order",
     }[layer.used]
     bias = ", bias" * (layer.bias and layer.kind in ("linear", "attention"))
     bias += ", no bias" * (not layer.bias and layer.kind == "layer_norm")
@@ -114,7 +116,8 @@ def _describe_step(case: TrainingCase) -> str:
     count += ", and frozen again behind the second" * step.refreezes
     own = case.model.own
     kind = own.loss if own is not None and own.loss else step.loss
-    loss = f"{kind} loss, {step.reduction} over samples, normaliser {step.normaliser}"
+    across = "" if step.across == "nothing" else f" of the {step.across} of a sample and of the one before"
+    loss = f"{kind} loss{across}, {step.reduction} over samples, normaliser {step.normaliser}"
     return f"step: {count}, {what}; {loss}; {rule}"
 
 

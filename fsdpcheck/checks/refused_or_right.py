@@ -43,7 +43,9 @@ THAWED: Final = Doubtful(
 )
 USES: Final = Doubtful(
     lambda case: replace(
-        case, model=replace(case.model, layers=tuple(replace(layer, used="once") for layer in case.model.layers))
+        case,
+        model=replace(case.model, layers=tuple(replace(layer, used="once") for layer in case.model.layers)),
+        step=replace(case.step, across="nothing"),
     ),
     "",
 )

@@ -83,7 +83,7 @@ class _Live:
 
 
 def _begun(ledger: Ledger, plan: Mapping[str, Any]) -> str:
-    """ "34 checks to judge, of 140 laws on 1 adapter; the profile quick has 10 cases a law"."""
+    """ "34 checks to judge, of 141 laws on 1 adapter; the profile quick has 10 cases a law"."""
     promised = [law for ref, vain in plan["unpromised"].items() for law in ledger.laws if law not in vain]
     here = len(promised) - sum(law not in plan["unpromised"].get(ref, ()) for law, ref in ledger.elsewhere)
     profile, many = ledger.plan.profile, PROFILES[ledger.plan.profile]

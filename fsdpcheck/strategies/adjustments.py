@@ -11,7 +11,8 @@ from hypothesis.strategies import SearchStrategy
 
 from fsdpcheck.adapters.contract import Features
 from fsdpcheck.case import LayerSpec, OptimizerKind, TrainingCase, Trait
-from fsdpcheck.case.training import Evaluation
+from fsdpcheck.case.model import Used
+from fsdpcheck.case.training import Across, Evaluation
 from fsdpcheck.case.validation import is_power_of_two, whole_or_float
 from fsdpcheck.errors import InvalidCase
 from fsdpcheck.strategies import metamorphic
@@ -20,6 +21,9 @@ from fsdpcheck.strategies.space import Adjustment
 
 _SEVERAL_STEPS = 5
 """Steps of a training that leaves a layer out in some of them."""
+_MEETING: tuple[Used, ...] = ("across", "reordered")
+_COMPARED: tuple[Across, ...] = ("outputs", "targets")
+"""Where samples meet: layers, and losses."""
 Adjust = Callable[[SearchStrategy[TrainingCase], Features], SearchStrategy[TrainingCase]]
 
 
@@ -126,6 +130,23 @@ def _beside(case: TrainingCase, features: Features) -> TrainingCase | None:
     return _taken(_behind_its_input(case, layer), features, "beside-private")
 
 
+def _across_samples(case: TrainingCase, features: Features) -> TrainingCase | None:
+    """Samples of a micro-batch meet: in the output of a layer behind its input, in the order in which it is given them,
+    or in the loss, which takes outputs or targets of two. None where each micro-batch has one at most, or targets are
+    all of one class.
+    """
+    layers = [LayerSpec(case.model.features, bias="bias" in features.accepts, used=used) for used in _MEETING]
+    how = case.seed % 4
+    one_class = case.step.loss == "cross_entropy" and case.model.layers[-1].width == 1
+    if max(case.local_sizes) <= case.step.micro_batches or (how == 3 and one_class):
+        return None
+    if how < 2:
+        found = _behind_its_input(case, layers[how])
+    else:
+        found = replace(case, step=replace(case.step, across=_COMPARED[how - 2]))
+    return _taken(found, features, "across-samples-private")
+
+
 def _left_out(case: TrainingCase, features: Features) -> TrainingCase | None:
     """A layer stands behind its input that some samples leave out, and Adam or AdamW takes several steps."""
     step, project = case.step, "project" in features.accepts
@@ -220,6 +241,7 @@ ADJUSTMENTS: dict[Adjustment, Adjust] = {
     "tied apart": _where_it_can_be(_tied_apart),
     "one row": _where_it_can_be(_with_one_row),
     "beside": _where_it_can_be(_beside),
+    "across samples": _where_it_can_be(_across_samples),
     "grouped": lambda drawn, features: drawn.map(lambda case: _grouped(case, features)),
     "evaluated at times": lambda drawn, features: drawn.map(lambda case: _evaluated_at_times(case, features)),
     "secure at times": lambda drawn, features: drawn.map(lambda case: _secure_at_times(case, features)),

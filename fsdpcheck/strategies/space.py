@@ -22,7 +22,7 @@ DrawnNumbers = Literal["grid", "real", "either"]
 Adjustment = Literal[
     "any sum", "one step", "any clip norm", "a bias", "partial terms", "in replicas", "on real numbers", "evaluated",
     "thawed", "tied apart", "one row", "unequal micro-batches", "left out",
-    "grouped", "evaluated at times", "secure at times", "beside", "rows for many",
+    "grouped", "evaluated at times", "secure at times", "beside", "rows for many", "across samples",
 ]  # fmt: skip
 """What is changed in every drawn case; ``strategies/adjustments.py`` has what each does."""
 
@@ -37,6 +37,7 @@ _ADDED: dict[Adjustment, frozenset[Trait]] = {
     "tied apart": frozenset({"tied-apart"}),
     "one row": frozenset({"one-row-private"}),
     "beside": frozenset({"beside-private"}),
+    "across samples": frozenset({"across-samples-private"}),
 }
 """What cases have whether it is accepted or not: their laws take a refusal as well."""
 _TOLD = ("user_models", "must_occur", "vacuous_without")

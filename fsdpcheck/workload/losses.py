@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fsdpcheck.case import Loss, UserModelSpec
+from fsdpcheck.case.training import Across
 from fsdpcheck.workload.user_model import loading as user_model
 from fsdpcheck.workload.user_model.dtype_widening import widened
 
@@ -25,20 +26,28 @@ class PerSampleLoss(nn.Module):
     mse: 0.5 * sum e^2; linear: <y, t>; hinge: sum relu(1 - y * sign t); l1: sum |e|; cross_entropy: sum over positions
     of the softmax cross-entropy of ``classes`` logits (F / classes positions), the class being floor |t| modulo
     classes for the position's first target t. And <u, v> for the instrument's targets u and output v. ``reduction`` is
-    over samples.
+    over samples. ``across``: see ``StepSpec``; the instrument's stay apart.
     """
 
     def __init__(
-        self, kind: Loss, features: int, scale: float = 1.0, reduction: Reduction = "none", classes: int | None = None
+        self,
+        kind: Loss,
+        features: int,
+        scale: float = 1.0,
+        reduction: Reduction = "none",
+        classes: int | None = None,
+        across: Across = "nothing",
     ) -> None:
         super().__init__()
         self.kind, self.features, self.scale, self.reduction = kind, features, scale, reduction
         self.classes = features if classes is None else classes
-        self.target_features = features
+        self.target_features, self.across = features, across
 
     def forward(self, outputs: Tensor, targets: Tensor) -> Tensor:
         y_BF, v_BR = outputs[:, : self.features], outputs[:, self.features :]
         t_BF, u_BR = targets[:, : self.target_features], targets[:, self.target_features :]
+        y_BF = y_BF + y_BF.roll(1, 0) if self.across == "outputs" else y_BF
+        t_BF = t_BF + t_BF.roll(1, 0) if self.across == "targets" else t_BF
         losses_B = (self._body(y_BF, t_BF) + (u_BR * v_BR).sum(1)) * self.scale
         if self.reduction == "none":
             return losses_B
@@ -51,7 +60,7 @@ class PerSampleLoss(nn.Module):
         return other
 
     def _anew(self, reduction: Reduction) -> PerSampleLoss:
-        return PerSampleLoss(self.kind, self.features, self.scale, reduction, self.classes)
+        return PerSampleLoss(self.kind, self.features, self.scale, reduction, self.classes, self.across)
 
     def _body(self, y_BF: Tensor, t_BF: Tensor) -> Tensor:
         if self.kind == "mse":

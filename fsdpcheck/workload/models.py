@@ -86,6 +86,12 @@ def _through(module: nn.Module, hidden: Tensor, used: Used) -> Tensor:
     if used == "beside":
         both: Tensor = module(hidden) + functional.linear(hidden, module.get_parameter("weight"))
         return both
+    if used == "across":
+        own: Tensor = module(hidden)
+        return own + own.roll(1, 0)
+    if used == "reordered":
+        moved: Tensor = module(hidden.roll(1, 0))
+        return moved.roll(-1, 0)
     found: Tensor = module(module(hidden)) if used == "twice" else module(hidden)
     return found
 
@@ -317,7 +323,9 @@ def loss_for(case: TrainingCase) -> PerSampleLoss:
     """The case's per-sample loss, scaled by ``loss_scale(case)``."""
     if case.model.own is not None:
         return OwnLoss(case.model.own, loss_scale(case), spread=case.arithmetic.compute != "dtype")
-    return PerSampleLoss(case.step.loss, body_features(case), loss_scale(case), classes=classes(case))
+    return PerSampleLoss(
+        case.step.loss, body_features(case), loss_scale(case), classes=classes(case), across=case.step.across
+    )
 
 
 def body_features(case: TrainingCase) -> int:

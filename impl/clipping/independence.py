@@ -8,8 +8,9 @@ inputs and none of their values, so every rank runs the same and finds the same,
 
 A layer that is given sample 0 in another row is refused too, even if no loss shows it: norms go by rows.
 
-The loss is then asked about targets, on the made-up outputs: with another target of sample 0 - real ones NaN, classes
-one that may be left out - every other loss must stay as it is. What it cannot take as a target, it is not asked.
+The loss is then asked about targets, on the made-up outputs and on these plus 1, 2, ..., for a zero may hide a target,
+and equal logits do: with another target of sample 0 - a class that may be left out, or another; real ones NaN too,
+which not every function lets through - every other loss must stay as it is. What it cannot take, it is not asked.
 
 Not seen: mixing of integers (rows of them are poisoned where real numbers are first made of them), an order of samples
 that depends on their values, values that NaN does not pass through, and backwards that mix what forwards keep apart.
@@ -19,6 +20,7 @@ Seen without being there: masked mixing, 0 * NaN, as of several samples packed i
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from functools import partial
@@ -38,8 +40,8 @@ INSTEAD = (
     "take GroupNorm or LayerNorm for a BatchNorm, batch_first=True for an axis of positions, a loss that compares no"
     " samples; or, if it is known that no sample's loss depends on another's row, say Privacy(independence='trust')"
 )
-OTHER_CLASSES = (-100, -1, 1)
-"""Targets besides 0: those that losses leave out by custom, and a class."""
+OTHER_TARGETS = (-100, -1, 1)
+"""Targets besides 0: classes that losses leave out by custom, and one more."""
 
 
 def refuse_dependent(
@@ -120,13 +122,15 @@ def mixes_targets(loss: Callable[[Tensor, Tensor], Tensor], outputs: Tensor, tar
 
     Asked on the CPU, where a class that does not exist is an error and not the end of the process.
     """
-    for value in (float("nan"),) if targets.is_floating_point() else OTHER_CLASSES:
+    values = (float("nan"), *OTHER_TARGETS) if targets.is_floating_point() else OTHER_TARGETS
+    ramp = torch.arange(1, 1 + outputs[0].numel(), dtype=outputs.dtype).reshape(outputs.shape[1:])
+    for given, value in itertools.product((outputs.cpu(), outputs.cpu() + ramp), values):
         changed = targets.index_fill(0, torch.zeros(1, dtype=torch.int64, device=targets.device), value)
         try:
             with torch.random.fork_rng(devices=[]):
-                before = loss(outputs.cpu(), targets.cpu())
+                before = loss(given, targets.cpu())
             with torch.random.fork_rng(devices=[]):
-                after = loss(outputs.cpu(), changed.cpu())
+                after = loss(given, changed.cpu())
         except (RuntimeError, IndexError, ValueError):
             continue
         if not torch.equal(before[1:].nan_to_num(), after[1:].nan_to_num()) or _reached(before, after):

@@ -204,3 +204,52 @@ def log_as_long_as_the_batch(original: Function, hit: Hit) -> Function:
         collectives.all_gather(_LOGGED, padded.new_empty(len(padded) * everyone.size), padded, everyone)
 
     return planted
+
+
+@fault(
+    "clipping.independence:refuse_dependent",
+    "nobody asks whether samples mix: batch normalisation under per-sample clipping (Opacus' FAQ)",
+    "clipping.across-samples",
+    cause="samples of a micro-batch meet",
+)
+def samples_that_mix_are_taken(original: Function, hit: Hit) -> Function:
+    """Whether a sample's loss depends on another's row is never asked."""
+
+    def planted(*arguments: Any) -> None:
+        hit()
+
+    return planted
+
+
+@fault(
+    "clipping.independence:mixes_targets",
+    "a loss divided by what of all samples counts, as cross-entropy's mean with ignore_index; no public report known",
+    "clipping.across-samples",
+    cause="samples of a micro-batch meet",
+)
+def targets_of_others_are_not_asked_about(original: Function, hit: Hit) -> Function:
+    """Models are asked whether samples mix, and losses whether outputs do, but not whether targets do."""
+
+    def planted(loss: Any, outputs: torch.Tensor, targets: torch.Tensor) -> bool:
+        hit()
+        return False
+
+    return planted
+
+
+@fault(
+    "clipping.independence:_Watch.before",
+    "a layer that is given another order of samples, whose norms are those of others; no public report known",
+    "clipping.across-samples",
+    cause="samples of a micro-batch meet",
+)
+def orders_of_samples_are_not_asked_about(original: Function, hit: Hit) -> Function:
+    """Outputs show whether samples mix; what a layer is given is not looked at."""
+
+    def planted(self: Any, where: str, counted: bool, module: Any, inputs: Any) -> None:
+        original(self, where, counted, module, inputs)
+        if self.at_layers and self.at_layers[-1][1]:
+            hit()
+            self.at_layers[-1] = (self.at_layers[-1][0], False)
+
+    return planted

@@ -123,6 +123,9 @@ NEEDED: list[tuple[Trait, TrainingCase]] = [
     ("spelled-out-private", private(SPELLED_OUT)),
     ("unequal-micro-batches", UNEQUAL),
     ("beside-private", private(ModelSpec((LayerSpec(1, used="beside"),)))),
+    ("across-samples-private", private(ModelSpec((LayerSpec(1, used="across"),)))),
+    ("across-samples-private", private(ModelSpec((LayerSpec(1, used="reordered"),)))),
+    ("across-samples-private", replace(SMALLEST, step=StepSpec(clipping="unclipped", across="outputs"))),
     ("secure-noise", replace(SMALLEST, step=StepSpec(clipping="unclipped", secure_noise=True))),
     ("unit-groups", TrainingCase(ONE_UNIT, step=StepSpec(optimizer=OptimizerSpec(groups="last unit apart")))),
 ]

@@ -26,6 +26,7 @@ WORDS = [
     {"step": StepSpec(contribution="nonsense")},  # type: ignore[arg-type]
     {"step": StepSpec(clip_groups="nonsense")},  # type: ignore[arg-type]
     {"step": StepSpec(evaluates="nonsense")},  # type: ignore[arg-type]
+    {"step": StepSpec(across="nonsense")},  # type: ignore[arg-type]
     {"step": StepSpec(optimizer=OptimizerSpec(groups="nonsense"))},  # type: ignore[arg-type]
     {"model": ModelSpec((LayerSpec(1, used="nonsense"),))},  # type: ignore[arg-type]
     {"model": ModelSpec((LayerSpec(1),), bags="nonsense")},  # type: ignore[arg-type]
@@ -70,6 +71,7 @@ REFUSED: list[tuple[str, dict[str, Any]]] = [
     ("step.unequal: got True", {"step": StepSpec(micro_batches=2, unequal=True)}),
     ("step.unequal: got True", {"step": StepSpec(sync_every=False, unequal=True)}),
     ("step.secure_noise: got True", {"step": StepSpec(secure_noise=True)}),
+    ("step.across: got 'targets'", {"step": StepSpec(across="targets")}),
     ("step.thaws: got True", {"step": StepSpec(thaws=True)}),
     ("step.refreezes: got True", {"step": StepSpec(steps=3, refreezes=True)}),
     ("step.optimizer.groups: got 'last unit", {"step": StepSpec(optimizer=OptimizerSpec(groups="last unit apart"))}),

@@ -31,6 +31,7 @@ _REASONS = {
     "noise-of-seed": "draws parameter by parameter from one generator a rank: its bits depend on what was drawn before",
     "state": "has no checkpoint of its own: what is saved is up to its user",
     "resharded": "has no checkpoint of its own: what is saved is up to its user",
+    "across-samples": "refuses BatchNorm by its type, and looks at nothing else that computes across samples",
     "thawing": "clips every step, and thawing is asked of plain training",
     "readable": "has no checkpoint of its own: what is saved is up to its user",
     "stored": "has no checkpoint of its own: what is saved is up to its user",

@@ -271,6 +271,7 @@ class Reference:
                     "kernels",
                 ),
                 *("hooks", "memory", "copies", "interrupts", "accounted", "engine", "thawing"),
+                "across-samples",
                 *("features.checkpointing", "features.compiled", "features.broadcast", "features.broadcast-buffers"),
             }
         ),
