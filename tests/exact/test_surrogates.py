@@ -227,3 +227,17 @@ def test_no_rows_are_no_trouble(route: str) -> None:
         output = ROUTES[route][0](empty)
         assert len(output) == 0
         output.sum().backward()
+
+
+def test_attention_that_is_evaluated_has_them_too_and_its_own_kernel_back_afterwards() -> None:
+    attention = nn.MultiheadAttention(2, 2, batch_first=True).double()
+    x = torch.tensor([[[1.0, -1.0], [2.0, 0.0]]], dtype=torch.float64)
+    with surrogates.installed():
+        trained = attention(x, x, x, need_weights=False)[0].detach()
+        with torch.no_grad():
+            evaluated = attention.eval()(x, x, x, need_weights=False)[0]
+    with torch.no_grad():
+        true = attention(x, x, x, need_weights=False)[0]
+    assert torch.equal(evaluated, trained)
+    assert not torch.equal(evaluated, true), "the softmax of this is on no grid"
+    assert torch.backends.mha.get_fastpath_enabled()

@@ -7,7 +7,8 @@ under the surrogates; they say nothing of torch's own kernels.
 
 Kernels are replaced in torch's dispatcher, never functions or modules: registries of private-training libraries are
 keyed by the exact module type, and hooks and norm rules that call torch see the same function. Registered and taken
-out in about 0.1 ms. CPU, and CUDA where there is one.
+out in about 0.1 ms. CPU, and CUDA where there is one. ``nn.MultiheadAttention`` and ``nn.TransformerEncoderLayer`` have
+a kernel of their own for evaluations, of true functions: it is not taken meanwhile.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from typing import Any, Final
 import torch
 from torch import Tensor
 from torch import library as dispatcher
+from torch.backends import mha
 
 from fsdpcheck.compat.torch_private import remove_kernels
 from fsdpcheck.exact.surrogates import elementwise, grids, normalisation, softmax, spelled_out
@@ -124,6 +126,8 @@ class _Installed:
         self.lock = threading.Lock()
         self.inside = 0
         self.kernels: dispatcher.Library | None = None
+        self.fast = True
+        """Whether attention may take a fused kernel of its own, without gradients, when nobody is inside."""
 
 
 _state = _Installed()
@@ -141,7 +145,8 @@ def installed(asked: grids.Grids = grids.FINE) -> Iterator[None]:
         grids.place(asked)
         _state.inside += 1
         if _state.kernels is None:
-            _state.kernels = _registered()
+            _state.kernels, _state.fast = _registered(), mha.get_fastpath_enabled()
+            mha.set_fastpath_enabled(False)
     try:
         yield
     finally:
@@ -151,6 +156,7 @@ def installed(asked: grids.Grids = grids.FINE) -> Iterator[None]:
                 remove_kernels(_state.kernels)
                 grids.place(grids.FINE)
                 _state.kernels = None
+                mha.set_fastpath_enabled(_state.fast)
 
 
 def active() -> bool:
