@@ -18,7 +18,7 @@ from fsdpcheck.findings.roots import grouped
 from fsdpcheck.findings.verdict import Verdict, exit_code
 from fsdpcheck.findings.violation import Violation
 from fsdpcheck.judging import coverage, nondeterminism, wording
-from fsdpcheck.judging.climbing import climb
+from fsdpcheck.judging.climbing import climb, rarity
 from fsdpcheck.judging.counterexample import finding_of
 from fsdpcheck.judging.exploration import Exploration, OnCase, sizes_for
 from fsdpcheck.judging.known_root import KnownRoot
@@ -55,7 +55,8 @@ def check_law(
     Where the cases lack a label that the law's must have, further ones are drawn for it. A law of fewer cases than the
     quick profile has, or of all where there are fewer, or without these labels, is "too few cases"; of ``most`` cases
     below that number no label is demanded.
-    Of a law that climbs as many more are judged, from the ci profile on, on the way to cases that come nearer a bound.
+    Of a law that climbs as many more are judged, from the ci profile on, on the way to cases that come nearer a bound;
+    and of each that is measured, beyond the ci profile, on the way to cases that run branches that none has run.
     ``on_case`` is called before each case runs. ``deadline`` (time.monotonic) stops drawing; a law that has its
     cases and labels then holds, with a note. Without ``shrink`` a finding keeps the first case that breaks the law.
     With more than one of ``roots`` judging goes on behind a finding: cases that fail like it are set aside, the rest is
@@ -78,6 +79,8 @@ def check_law(
     stop, varied = found.explore(count), None
     if stop is None and found.broken is None and law.climbs and count > least:
         stop = climb(found, count)
+    if stop is None and found.broken is None and run.measured and count > PROFILES["ci"]:
+        stop = climb(found, count, rarity(found))
     if shrink and found.broken is not None:
         varied = _varied(found, found.broken.smallest, found.broken.asked, stop)
         if varied is None and stop is None and run.engine.name == "simulated":

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import time
 import traceback
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -85,6 +86,8 @@ class Exploration:
     known: tuple[KnownRoot, ...] = ()
     """What is told already: cases that break the law so are set aside."""
     broken: Counterexample | None = None
+    branches: Counter[int] = field(default_factory=Counter)
+    """How many cases ran each branch of the implementation, where that is measured."""
     undiagnosed: str = ""
     """What went wrong while the cause of a finding was looked for."""
     _patience: int | None = None
@@ -127,6 +130,7 @@ class Exploration:
             self._drawn.drawn[case] = False
             self.tally.passed += 1
         self.tally.reach(self.run.ran.reached)
+        self.branches.update(self.run.ran.branches)
         self.count(case)
 
     def _ask(self, case: Case) -> None:

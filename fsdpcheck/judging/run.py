@@ -54,6 +54,8 @@ class Ran:
     """What ran of the implementation, if that was recorded; never cleared."""
     reached: dict[str, Fraction] = field(default_factory=dict)
     """How near a law's body says that a case came to a bound, by the kind of case; 1 is the bound."""
+    branches: set[int] = field(default_factory=set)
+    """Branches of the implementation that ran, where that is measured (Execution.branches)."""
 
     def reach(self, kind: str, share: Fraction) -> None:
         """A case of this kind came to ``share`` of what the law allows."""
@@ -62,6 +64,7 @@ class Ran:
     def note(self, execution: Execution) -> None:
         self.newest = execution
         self.hits.update(execution.install_hits)
+        self.branches |= execution.branches
         self.files |= execution.files
         self.packages |= execution.packages
         self.left.update(dict.fromkeys(execution.left))
@@ -73,6 +76,7 @@ class Ran:
         self.hits.clear()
         self.left.clear()
         self.reached.clear()
+        self.branches = set()
 
 
 @dataclass(frozen=True)

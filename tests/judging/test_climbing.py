@@ -67,6 +67,30 @@ def test_a_case_that_breaks_the_law_on_the_way_is_a_finding(run: Run) -> None:
     assert verdict.finding.where == "the seed"
 
 
+def of_rungs() -> tuple[Law, set[int]]:
+    """A law of seeds, and the rungs of a ladder up to ``_SOUGHT`` that they reached; each is a branch."""
+    rungs = set[int]()
+
+    def body(case: Any, run: Run) -> None:
+        run.ran.branches = {rung for rung in range(17) if abs(case.seed - _SOUGHT) < _RANGE >> rung}
+        rungs.update(run.ran.branches)
+
+    return replace(of_seeds(climbs=False), body=body), rungs
+
+
+def test_cases_run_more_branches_where_these_are_measured_than_as_many_that_are_drawn(run: Run) -> None:
+    drawn, some = of_rungs()
+    assert check_law(drawn, run, "nightly", shrink=False, most=600).cases == 600
+    sought, more = of_rungs()
+    assert check_law(sought, replace(run, measured=True), "nightly", shrink=False).cases <= 600
+    assert len(some) < len(more) == 17
+
+
+def test_what_is_measured_by_day_is_not_sought(run: Run) -> None:
+    law, _ = of_rungs()
+    assert check_law(law, replace(run, measured=True), "ci", shrink=False).cases == 60
+
+
 def test_the_quick_profile_does_not_climb_and_says_what_was_reached(run: Run) -> None:
     verdict = check_law(of_seeds(), run, shrink=False)
     assert (verdict.status, verdict.cases) == ("holds", 10)

@@ -26,24 +26,42 @@ class Covered:
             from coverage import Coverage
         except ImportError:
             raise MissingDependency("--coverage needs coverage.py: pip install 'fsdpcheck[coverage]'") from None
-        file = str(Path(folder) / PREFIX)
+        self._file, self._law = str(Path(folder) / PREFIX), ""
         self._coverage = Coverage(
-            data_file=file,
-            data_suffix=True,
+            data_file=None,
             branch=True,
             config_file=False,
             include=patterns(reference),
             omit=[str(Path(found) / "faults" / "*") for found in _folders("fsdpcheck.impl")],
             messages=False,
         )
+        self._ran: dict[str, set[tuple[int, int]]] = {}
+        self._numbers: dict[tuple[str, int, int], int] = {}
         self._coverage.start()
 
     def counts_for(self, law: str) -> None:
         """Keep what ran so far; what follows is of ``law``, "" for none."""
+        from coverage import CoverageData
+
+        self.newest()
+        if self._ran:
+            data = CoverageData(self._file, suffix=True)
+            data.set_context(self._law)
+            data.add_arcs(self._ran)
+            data.close()
+        self._ran, self._law = {}, law
+
+    def newest(self) -> frozenset[int]:
+        """Branches that ran since this was last asked, by number."""
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # that nothing ran yet is no news
-            self._coverage.switch_context(law)
-            self._coverage.save()
+            warnings.simplefilter("ignore")  # that nothing ran is no news
+            data = self._coverage.get_data()
+        found = {file: set(data.arcs(file) or ()) for file in data.measured_files()}
+        data.purge_files(found)
+        for file, arcs in found.items():
+            self._ran.setdefault(file, set()).update(arcs)
+        branches = ((file, *arc) for file, arcs in found.items() for arc in arcs)
+        return frozenset(self._numbers.setdefault(one, len(self._numbers)) for one in branches)
 
 
 def patterns(reference: str) -> list[str]:

@@ -100,6 +100,7 @@ class _Service:
             )
         execution = engine.run_in_pieces(request)
         execution.files, execution.packages = loaded.files(), loaded.packages()
+        execution.branches = frozenset() if self._covered is None else self._covered.newest()
         execution.request = None  # type: ignore[assignment] # the other side has it
         try:
             return messages.dumps(execution)
