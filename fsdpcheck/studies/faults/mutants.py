@@ -149,11 +149,20 @@ def _in_place(target: FunctionType, function: str, site: str) -> Iterator[Hits]:
     counter, before = Hits(), target.__code__
     target.__code__ = _altered(target, function, site)
     target.__globals__[_HIT] = counter
+    _forget(target)
     try:
         yield counter
     finally:
         target.__code__ = before
         target.__globals__.pop(_HIT, None)
+        _forget(target)
+
+
+def _forget(target: FunctionType) -> None:
+    """Have functions of its module that keep their results (functools.cache) compute them anew."""
+    for value in list(target.__globals__.values()):
+        if callable(clear := getattr(value, "cache_clear", None)):
+            clear()
 
 
 def _altered(target: FunctionType, function: str, site: str) -> CodeType:

@@ -35,6 +35,11 @@ def example(tmp_path: Path) -> ModuleType:
                 return total
 
 
+            @functools.cache
+            def remembered(a):
+                return a + 1
+
+
             class Thing:
                 factor = 2
 
@@ -112,6 +117,7 @@ def test_what_no_law_judges_is_left_out(statement: str) -> None:
     ("function", "site", "call", "right", "wrong"),
     [
         ("plain", "arithmetic.1", lambda m: m.plain(3, 4), 7, -1),
+        ("remembered", "arithmetic.1", lambda m: m.remembered(3), 4, 2),
         ("Thing.double", "constant.1", lambda m: m.Thing().double, 4, 6),
         ("Thing.least", "call.1", lambda m: m.Thing.least([1, 2]), 1, 2),
         ("Thing.kept", "arithmetic.1", lambda m: m.Thing().kept, 1, 3),
