@@ -15,6 +15,7 @@ from fsdpcheck.cli import values
 from fsdpcheck.errors import FINDING, HOLDS, UsageError, explain, reading, writing
 from fsdpcheck.report import colour
 from fsdpcheck.session import sharding
+from fsdpcheck.session.plan import parse_globs
 
 if TYPE_CHECKING:
     from fsdpcheck.studies.faults.matrix import Matrix, Row
@@ -46,7 +47,7 @@ def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
         "--adapter", action="append", default=[], metavar="NAME",
         help="an implementation that holds its laws, repeatable (default: that in which each fault is planted)",
     )  # fmt: skip
-    option("--law", default="*", metavar="GLOB", help="laws that judge (default: all that are promised)")
+    option("--law", default="*", metavar="GLOBS", help="laws that judge, such as 'norms.*,state.*' (default: all)")
     option("--fault", default="*", metavar="GLOB", help="faults whose names match (default: all)")
     option("--from", dest="module", metavar="MODULE", help="faults of your own: pkg.mod or file.py (default: none)")
     option("--mutants", type=values.count, metavar="N", help="N changes of single places of the source (default: none)")
@@ -97,6 +98,7 @@ def _faults(options: argparse.Namespace) -> int:
 
     from fsdpcheck.report import faults as report
     from fsdpcheck.report import writing as forms
+    from fsdpcheck.session.run import chosen_laws
     from fsdpcheck.studies.faults.matrix import Matrix
     from fsdpcheck.studies.faults.rows import Kept
 
@@ -108,7 +110,9 @@ def _faults(options: argparse.Namespace) -> int:
     wanted = ("adapter", "law", "module", "profile", "cases", "world_size", "every")
     asked = {name: getattr(options, name) for name in wanted}
     kept, rows = Kept(options.keep, asked), []
-    matrix = Matrix(options.law, options.profile, options.cases, options.world_size, options.every)
+    globs = parse_globs(options.law)
+    chosen_laws(globs)  # or there is one that none matches
+    matrix = Matrix(globs, options.profile, options.cases, options.world_size, options.every)
     try:
         mine = _planted(options, matrix)[number - 1 :: many]
         for row in _judged(mine, matrix, kept):

@@ -174,12 +174,12 @@ class Watching:
 
 @dataclass
 class Matrix:
-    """Puts faults to the laws whose names match ``pattern``, by ``cases`` cases of ``profile`` a law, or all of it.
+    """Puts faults to the laws that one of ``globs`` matches, by ``cases`` cases of ``profile`` a law, or all of it.
 
     ``every``: all laws are asked, also after a kill. ``world_sizes``: () for those of the profile.
     """
 
-    pattern: str = "*"
+    globs: tuple[str, ...] = ("*",)
     profile: str = "quick"
     cases: int | None = None
     world_sizes: tuple[int, ...] = ()
@@ -196,7 +196,7 @@ class Matrix:
     def laws(self, adapter: str) -> list[Law]:
         """Those that are asked of an adapter: its promises."""
         features = self._base(adapter).declared.features
-        found = (law for name, law in chapters().items() if fnmatchcase(name, self.pattern))
+        found = (law for name, law in chapters().items() if any(fnmatchcase(name, glob) for glob in self.globs))
         return [law for law in found if not law.not_promised(features)]
 
     def unplanted(self, adapter: str, law: Law) -> Verdict:

@@ -91,7 +91,7 @@ def own(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def rows(own: Path) -> dict[str, Row]:
-    matrix = Matrix("training.plain", cases=3, world_sizes=(2,))
+    matrix = Matrix(("training.plain",), cases=3, world_sizes=(2,))
     try:
         found = origins.of_module(str(own / "own.py"), "*", [f"{own / 'dp.py'}:adapter"])
         return {one.name: matrix.row(one) for one in found}
@@ -126,7 +126,7 @@ def test_what_changes_nothing_that_is_saved_is_said_to() -> None:
     """Also where a save writes into an empty folder only, and tells all ranks its name."""
     name = "fsdpcheck.impl.state.planners/_check_equal/constant.1"
     mutant = origins.Planted(name, (f"fsdpcheck.studies.faults.mutants:{name}",), ("reference",), "rank 1 is left out")
-    matrix = Matrix("state.resumed", cases=2, world_sizes=(2,))
+    matrix = Matrix(("state.resumed",), cases=2, world_sizes=(2,))
     try:
         assert matrix.row(mutant).outcome == "changes nothing"
     finally:
@@ -213,14 +213,14 @@ def test_what_differs_once_makes_no_difference() -> None:
 def test_what_a_law_cannot_see_survives(own: Path) -> None:
     """The fault takes effect, and the law looks at collectives alone."""
     (fault,) = origins.of_module(str(own / "own.py"), "doubled", [f"{own / 'dp.py'}:adapter"])
-    row = Matrix("collectives.plain", cases=3, world_sizes=(2,)).row(fault)
+    row = Matrix(("collectives.plain",), cases=3, world_sizes=(2,)).row(fault)
     assert (row.outcome, row.laws, row.cases) == ("survived", 1, 3)
     assert row.note.startswith("differs: rank 0, step 0, ")
 
 
 def test_a_law_that_breaks_without_the_fault_kills_nothing(own: Path) -> None:
     (own / "wrong.py").write_text(ADAPTER.read_text().replace("/= self.setup.world_size", "/= 1.0"))
-    row = Matrix("training.plain", cases=3, world_sizes=(2,)).row(
+    row = Matrix(("training.plain",), cases=3, world_sizes=(2,)).row(
         origins.of_module(str(own / "own.py"), "the_same", [f"{own / 'wrong.py'}:adapter"])[0]
     )
     assert row.kills == ()
@@ -237,14 +237,14 @@ def test_a_law_that_ends_in_an_error_without_the_fault_kills_nothing(own: Path, 
         )
     )
     (fault,) = origins.of_module(str(own / "own.py"), "the_same", [f"{own / f'{breaks}.py'}:adapter"])
-    row = Matrix("training.plain", cases=3, world_sizes=(2,)).row(fault)
+    row = Matrix(("training.plain",), cases=3, world_sizes=(2,)).row(fault)
     assert row.outcome == outcome, row
 
 
 def test_every_law_is_asked_where_all_are_wanted(engine: SimulatedEngine) -> None:
     fault = origins.of_the_reference("complete_norms_summed")
-    chosen = {"cases": 4, "world_sizes": (2,), "engine": engine}
-    first, every = Matrix("norms.*", **chosen).row(fault[0]), Matrix("norms.*", every=True, **chosen).row(fault[0])
+    chosen = {"globs": ("norms.*",), "cases": 4, "world_sizes": (2,), "engine": engine}
+    first, every = Matrix(**chosen).row(fault[0]), Matrix(every=True, **chosen).row(fault[0])
     assert len(first.kills) == 1 < len(every.kills)
     assert report.kills_by_law([first]) == []
     assert sum(kills for _, kills, _ in report.kills_by_law([every])) == len(every.kills)
@@ -327,6 +327,7 @@ def test_mutants_of_a_file_of_ones_own(own: Path, tmp_path: Path, capfd: pytest.
     ("words", "says"),
     [
         (["--fault", "nonesuch"], "no fault matches 'nonesuch'"),
+        (["--law", "norms.*,nonesuch"], "no law matches 'nonesuch'"),
         (["--from", "nowhere.py"], "there is no file"),
         (["--mutants", "3", "--from", "x.py"], "both"),
         (["--shard", "5/3"], "5 of 3"),
