@@ -71,7 +71,7 @@ def _accepted(case: TrainingCase, run: Run) -> TrainingCase:
 
 def _several_micro_batches(case: TrainingCase, run: Run, sync_every: bool) -> TrainingCase:
     """The case in three micro-batches."""
-    step = replace(case.step, reduction="sum", micro_batches=3, sync_every=sync_every)
+    step = replace(case.step, reduction="sum").in_micro_batches(3, sync_every)
     return _accepted(replace(case, step=step), run)
 
 

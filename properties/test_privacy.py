@@ -42,7 +42,7 @@ _CANARY = BuiltSpace(
 
 
 def _one_step(case: TrainingCase) -> TrainingCase:
-    return replace(case, step=replace(case.step, steps=1, resume=False))
+    return replace(case, step=case.step.of_steps(1))
 
 
 @law(

@@ -111,7 +111,7 @@ def test_an_ordinary_model_is_filled_from_a_checkpoint(case: TrainingCase, run: 
     Not seen: buffers; what else lies in the checkpoint (state.shape).
     Source: DeepSpeed#5439, DeepSpeed#1896.
     """
-    case = replace(case, step=replace(case.step, steps=1, resume=False))
+    case = replace(case, step=case.step.of_steps(1))
     with TemporaryDirectory(prefix=leftovers.folder_prefix()) as folder:
         saved = run(case, save_to=folder), run.answer(case)
         assert_readable(saved, partial(run.read, f"{folder}/0", case), 0)
@@ -129,7 +129,7 @@ def test_a_checkpoint_holds_each_parameter_once_and_no_padding(case: TrainingCas
     Not seen: what is stored in no tensor; whether an ordinary model is filled from it (state.readable).
     Source: DeepSpeed#1380, torchtitan#1136.
     """
-    case = replace(case, step=replace(case.step, steps=1, resume=False))
+    case = replace(case, step=case.step.of_steps(1))
     with TemporaryDirectory(prefix=leftovers.folder_prefix()) as folder:
         completed(execution := run(case, save_to=folder))
         assert_stored(execution, run.stored(f"{folder}/0"), 0)

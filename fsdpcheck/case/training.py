@@ -6,7 +6,7 @@ Shapes: B samples in a logical batch, W ranks.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from fsdpcheck.case import serialization, traits, validation, words
@@ -191,6 +191,21 @@ class StepSpec:
         """How often gradients are averaged over the ranks in one step."""
         return self.micro_batches if self.sync_every else 1
 
+    def of_steps(self, count: int) -> StepSpec:
+        """The same in so many steps, without what would happen behind the last of them."""
+        between = count > 1
+        return replace(
+            self,
+            steps=count,
+            resume=self.resume and between,
+            thaws=self.thaws and between,
+            refreezes=self.refreezes and count > 2,
+        )
+
+    def in_micro_batches(self, count: int, sync_every: bool = True) -> StepSpec:
+        """The same in so many micro-batches, as many on each rank."""
+        return replace(self, micro_batches=count, sync_every=sync_every, unequal=False)
+
 
 @dataclass(frozen=True, slots=True)
 class Arithmetic:
@@ -264,6 +279,10 @@ class TrainingCase:
     def shares(self) -> int:
         """Into how many shares the batch is split."""
         return self.world_size // self.copies
+
+    def thawed_in(self, step: int) -> bool:
+        """Whether parameters that are frozen in the first step are trained in this one (``StepSpec.thaws``)."""
+        return self.step.thaws and step > 0 and not (self.step.refreezes and step > 1)
 
     def has_fewer(self, rank: int) -> bool:
         """Whether the rank has one micro-batch fewer than others (``StepSpec.unequal``)."""

@@ -114,8 +114,10 @@ TRAITS: Final[Mapping[Trait, TraitRow]] = {
     "one-row-private": TraitRow("a layer that runs on one row for all samples, under per-sample clipping",
                                 low_precision="none"),
     "tied-apart": TraitRow("layers of two sharding units that share one weight"),
-    "thawed": TraitRow("frozen parameters that are trained from the second step on", ("Observed.thaw",)),
-    "frozen-again": TraitRow("what is thawed is frozen again from the third step on", ("Observed.freeze",)),
+    "thawed": TraitRow("frozen parameters that are trained from the second step on", ("Observed.thaw",),
+                       low_precision="none"),
+    "frozen-again": TraitRow("what is thawed is frozen again from the third step on", ("Observed.freeze",),
+                             low_precision="none"),
     "spelled-out-private": TraitRow("a user's layer that spells out roots, cosines, shares or top-k, under"
                                     " per-sample clipping on a grid: its forward is run again, and no formula of its"
                                     " own is known of it", own=True, low_precision="none"),

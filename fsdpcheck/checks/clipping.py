@@ -135,7 +135,8 @@ def assert_clipped_update(execution: Execution, answer: Answer, rule: GlobalNorm
     """
     rule = rule or GlobalNormRule()
     for result in completed(execution):
-        parameters = {name: nn.Parameter(answer.steps[0].before[name].clone()) for name in answer.trainable}
+        known = answer.steps[0].before if answer.case.step.thaws else answer.trainable
+        parameters = {name: nn.Parameter(answer.steps[0].before[name].clone()) for name in known}
         optimizer = optimizer_for(answer.case, parameters)
         for k, step in comparable(execution, answer):
             record = result.steps[k]

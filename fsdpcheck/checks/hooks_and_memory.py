@@ -174,6 +174,8 @@ def _hooks_of_one_device(execution: Execution, step: int, rank: int) -> Counter[
         if case.arithmetic.project:
             project_(now.values(), case)
         model.load_state_dict(now, strict=False)
+    if case.thawed_in(step):
+        model.requires_grad_()
     probes.hook_calls(model, Notes(rank, fired.append, lambda: step, lambda told: None, lambda shown: None))
     with warnings.catch_warnings(), numerics.of(case):
         warnings.filterwarnings("ignore", "Full backward hook is firing", UserWarning)

@@ -45,9 +45,7 @@ class _Seen(NamedTuple):
 def noisy(case: TrainingCase, steps: int | None = None) -> TrainingCase:
     """The case with noise, clipped as a whole, in ``steps`` steps (as many as it has, if None)."""
     count = case.step.steps if steps is None else steps
-    step = replace(
-        case.step, noise_multiplier=1.5, clip_groups="all", steps=count, resume=case.step.resume and count > 1
-    )
+    step = replace(case.step.of_steps(count), noise_multiplier=1.5, clip_groups="all")
     return replace(case, step=step)
 
 

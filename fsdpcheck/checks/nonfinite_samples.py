@@ -41,8 +41,7 @@ def spoiled(case: TrainingCase) -> Spoiled:
 
     Raises NotExact for a batch without samples.
     """
-    step = replace(case.step, steps=1, resume=False)
-    listed = metamorphic.listed(replace(case, step=step))
+    listed = metamorphic.listed(replace(case, step=case.step.of_steps(1)))
     lists = listed.layout.lists
     sample, value = _chosen(case.seed, {sample for own in lists for sample in own})
     rest = tuple(tuple(other for other in own if other != sample) for own in lists)
@@ -55,7 +54,7 @@ def overflowing(case: TrainingCase) -> tuple[TrainingCase, tuple[int, float]]:
 
     Raises NotExact for a batch without samples.
     """
-    one = replace(case, step=replace(case.step, steps=1, resume=False))
+    one = replace(case, step=case.step.of_steps(1))
     return one, _chosen(case.seed, set(batches.logical_batch(one, 0)))
 
 

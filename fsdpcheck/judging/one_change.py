@@ -198,7 +198,7 @@ CHANGES: Final = (
     _step("as many micro-batches on each rank", unequal=False),
     _step("one micro-batch", micro_batches=1, sync_every=True, unequal=False),
     _step("a reduction after every micro-batch", sync_every=True, unequal=False),
-    _step("one step", steps=1, resume=False),
+    _step("one step", steps=1, resume=False, thaws=False, refreezes=False),
     _step("immediate norms", norms="immediate"),
     _step("nothing clipped", clipping="unclipped"),
     _step("complete contributions", contribution="complete"),

@@ -193,7 +193,7 @@ class _SingleDevice:
 
     def step(self, k: int) -> StepAnswer:
         if k and self.case.step.thaws:
-            self._change_what_is_trained(again=k > 1 and self.case.step.refreezes)
+            self._change_what_is_trained(again=not self.case.thawed_in(k))
         self._load()
         batch = sorted(batches.logical_batch(self.case, k).items())
         samples = tuple(index for index, _ in batch)

@@ -90,9 +90,9 @@ def _train(
             cast(Observed, trainer).load(f"{request.load_from}/{step - 1}")
             loaded = showing.named(trainer.parameters(), "parameters")
         outputs = _evaluated(case.step.evaluates, trainer, showing, _on(device, batch))
-        if step == 1 and case.step.thaws:
+        if case.step.thaws and (step == 1 or (step > 1 and loaded is not None)):
             cast(Observed, trainer).thaw()
-        if step == 2 and case.step.refreezes:
+        if case.step.refreezes and (step == 2 or (step > 2 and loaded is not None)):
             cast(Observed, trainer).freeze(models.frozen(case))
         with nonfinite_samples.refusal(request, result, lambda trainer=trainer: _held(trainer, made)):  # type: ignore[misc]
             _take(trainer, _on(device, batch), watch)

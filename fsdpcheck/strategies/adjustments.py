@@ -52,7 +52,7 @@ def _undivided(case: TrainingCase, features: Features) -> TrainingCase:
 
 
 def _in_one_step(case: TrainingCase) -> TrainingCase:
-    return replace(case, step=replace(case.step, steps=1, resume=False))
+    return replace(case, step=case.step.of_steps(1))
 
 
 def _of_any_clip_norm(drawn: SearchStrategy[TrainingCase], features: Features) -> SearchStrategy[TrainingCase]:
@@ -94,7 +94,7 @@ def _evaluated_in(case: TrainingCase, context: Evaluation) -> TrainingCase:
     return replace(case, step=replace(case.step, evaluates=context))
 
 
-def _thawed(case: TrainingCase, features: Features) -> TrainingCase | None:
+def thawed(case: TrainingCase, features: Features) -> TrainingCase | None:
     """Its first layer that shares no weight is frozen in the first step and thawed behind it; None if all share one.
 
     In a share of the cases, all in which parameters are rounded between steps, it is frozen again behind the second.
@@ -109,7 +109,7 @@ def _thawed(case: TrainingCase, features: Features) -> TrainingCase | None:
     return replace(case, model=replace(case.model, layers=tuple(layers)), step=step)
 
 
-def _tied_apart(case: TrainingCase, features: Features) -> TrainingCase | None:
+def tied_apart(case: TrainingCase, features: Features) -> TrainingCase | None:
     """Two layers stand behind its input, each a unit of its own, that share one weight and have no bias."""
     model = case.model
     layers = (LayerSpec(model.features), LayerSpec(model.features, activation="relu"), *model.layers)
@@ -199,7 +199,7 @@ def _behind_its_input(case: TrainingCase, layer: LayerSpec) -> TrainingCase:
     return replace(case, model=replace(model, layers=(layer, *model.layers), units=units, tied=tied))
 
 
-def _of_unequal_numbers(case: TrainingCase, features: Features) -> TrainingCase | None:
+def of_unequal_numbers(case: TrainingCase, features: Features) -> TrainingCase | None:
     """Several micro-batches, of which some ranks have one fewer; None where ranks have the same samples, or a mean."""
     if case.shares < 2 or case.copies > case.mesh.model_ranks or case.step.reduction == "mean":
         return None
@@ -237,8 +237,8 @@ ADJUSTMENTS: dict[Adjustment, Adjust] = {
     "in replicas": _each(metamorphic.in_replicas),
     "on real numbers": _each(_on_real_numbers),
     "evaluated": _evaluated,
-    "thawed": _where_it_can_be(_thawed),
-    "tied apart": _where_it_can_be(_tied_apart),
+    "thawed": _where_it_can_be(thawed),
+    "tied apart": _where_it_can_be(tied_apart),
     "one row": _where_it_can_be(_with_one_row),
     "beside": _where_it_can_be(_beside),
     "across samples": _where_it_can_be(_across_samples),
@@ -247,5 +247,5 @@ ADJUSTMENTS: dict[Adjustment, Adjust] = {
     "secure at times": lambda drawn, features: drawn.map(lambda case: _secure_at_times(case, features)),
     "rows for many": lambda drawn, features: drawn.map(lambda case: _with_rows_for_many(case, features)),
     "left out": _where_it_can_be(_left_out),
-    "unequal micro-batches": _where_it_can_be(_of_unequal_numbers),
+    "unequal micro-batches": _where_it_can_be(of_unequal_numbers),
 }

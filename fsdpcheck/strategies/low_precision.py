@@ -62,7 +62,7 @@ def _of_one_feature(case: TrainingCase, micro_batches: int) -> TrainingCase:
     """
     model = ModelSpec((LayerSpec(case.model.layers[0].width),), features=1, units=(1,) if case.model.units else ())
     layout = BatchLayout("contiguous", case.mesh.data_ranks * micro_batches)
-    step = replace(case.step, micro_batches=micro_batches, sync_every=micro_batches == 1, loss="l1")
+    step = replace(case.step.in_micro_batches(micro_batches, micro_batches == 1), loss="l1")
     return replace(case, model=model, layout=layout, step=step)
 
 

@@ -105,7 +105,7 @@ def with_other_micro_batches(case: TrainingCase, features: Features) -> Pair:
     if features.arithmetic.averaging == "before":  # both have the factors that the one with more reductions needs
         case = replace(case, arithmetic=replace(case.arithmetic, world_factors=max(*counts, case.step.reductions)))
     step = case.step if case.step.reduction == "sum" else replace(case.step, reduction="sum")
-    cases = (replace(case, step=replace(step, micro_batches=count, sync_every=True)) for count in counts)
+    cases = (replace(case, step=step.in_micro_batches(count)) for count in counts)
     return case, _chosen(case, features, cases, "number of micro-batches")
 
 
@@ -179,7 +179,7 @@ def _with_lists(case: TrainingCase) -> TrainingCase:
     one = listed(case)
     step = replace(one.step, normaliser=_times_world(case))
     if case.arithmetic.world_factors > 1:
-        step = replace(step, micro_batches=1, sync_every=True)
+        step = step.in_micro_batches(1)
     return replace(one, step=step, arithmetic=replace(one.arithmetic, world_factors=1))
 
 
@@ -223,7 +223,7 @@ def _on(case: TrainingCase, meshes: Iterable[MeshSpec]) -> Iterator[TrainingCase
             continue
         step = replace(case.step, normaliser=whole_or_float(normaliser))
         if step.micro_batches > 1:  # on more ranks each has fewer samples, perhaps fewer than micro-batches
-            step = replace(step, micro_batches=1, sync_every=True)
+            step = step.in_micro_batches(1)
         arithmetic = replace(case.arithmetic, averaging="divide")
         try:
             yield replace(case, mesh=mesh, layout=_dealt(case.layout, mesh), step=step, arithmetic=arithmetic)

@@ -14,6 +14,7 @@ from fsdpcheck.adapters.contract import Features
 from fsdpcheck.case import Dtype, LayerSpec, ModelSpec, StepSpec, TrainingCase
 from fsdpcheck.case.model import Used
 from fsdpcheck.case.shapes import Stage, stages
+from fsdpcheck.strategies import adjustments
 
 Variant = Callable[[], TrainingCase]
 """Makes a case."""
@@ -32,6 +33,7 @@ def variants(case: TrainingCase, features: Features, steps: Sequence[int]) -> li
     One of them is drawn, so each is made only when it is called.
     """
     found = [*_of_the_step(case, features, steps), *_of_the_model(case, features, steps)]
+    found += [partial(replace, one) for one in _of_several_fields(case, features, steps) if features.takes(one)]
     return [lambda: case] * max(2, _AS_IT_IS * len(found)) + found
 
 
@@ -45,9 +47,22 @@ def _of_the_step(case: TrainingCase, features: Features, steps: Sequence[int]) -
         ("rebuilt" in accepts, {"rebuilds": True}),
         ("parameter-groups" in accepts and optimizer.kind != "own", {"optimizer": optimizer}),
         (max(steps) > 2 and case.arithmetic.project, {"steps": _LONG}),
+        ("secure-noise" in accepts and step.private, {"secure_noise": True}),
     )
     if features.takes(case):
         yield from (partial(_with_step, case, **change) for taken, change in possible if taken)
+
+
+def _of_several_fields(case: TrainingCase, features: Features, steps: Sequence[int]) -> Iterator[TrainingCase]:
+    """What takes more than one field, and has laws of its own too: adjustments, of who accepts it."""
+    accepts = features.accepts
+    found = [adjustments.of_unequal_numbers(case, features)] if "unequal-micro-batches" in accepts else []
+    plain = not case.step.private and case.arithmetic.numbers == "grid"
+    if plain and max(steps) > 1 and {"thawed", "frozen-again", "frozen"} <= accepts and case.arithmetic.project:
+        found.append(adjustments.thawed(case, features))
+    if plain and {"tied-apart", "tied"} <= accepts and case.model.input in ("vector", "sequence", "tokens"):
+        found.append(adjustments.tied_apart(case, features))
+    yield from (one for one in found if one is not None)
 
 
 def _of_the_model(case: TrainingCase, features: Features, steps: Sequence[int]) -> Iterator[Variant]:

@@ -26,7 +26,8 @@ class DistributedDataParallelAdapter:
         promises=frozenset(
             {"plain", "global-norm", "epochs", "hooks", "features.broadcast", "features.broadcast-buffers"}
         ),
-        accepts=ORDINARY - {"hsdp", "bfloat16"} | {"unequal-micro-batches", "matrix-optimizer", "row-optimizer"},
+        accepts=ORDINARY - {"hsdp", "bfloat16"}
+        | {"unequal-micro-batches", "matrix-optimizer", "row-optimizer", "tied-apart"},
         observables=frozenset({"params", "grads", "grad_norm"}),
         arithmetic=ArithmeticRule(averaging="before"),
         reasons={
