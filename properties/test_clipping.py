@@ -177,7 +177,7 @@ def test_what_computes_across_samples_is_refused(case: TrainingCase, run: Run) -
     another order than theirs; or the loss takes two samples' outputs, or targets.
     Not seen: the reason of what is raised; running statistics, what integers are mixed before real numbers are made of
     them, and batches of which no micro-batch has two samples.
-    Source: Opacus' documentation of BatchNorm (opacus.ai/docs/faq); DP-SGD, arXiv:1607.00133, whose bound it is.
+    Source: Opacus' documentation of BatchNorm (opacus.ai/docs/faq), no public report known; DP-SGD, arXiv:1607.00133.
     """
     if "across-samples-private" not in case.requires():
         raise NotApplicable("no two samples meet")

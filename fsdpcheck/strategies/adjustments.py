@@ -204,7 +204,10 @@ def of_unequal_numbers(case: TrainingCase, features: Features) -> TrainingCase |
     if case.shares < 2 or case.copies > case.mesh.model_ranks or case.step.reduction == "mean":
         return None
     step = replace(case.step, micro_batches=max(2, case.step.micro_batches), sync_every=False, unequal=True)
-    return _taken(replace(case, step=step), features)
+    arithmetic = case.arithmetic
+    if features.arithmetic.averaging == "before":  # losses carry W once for each reduction
+        arithmetic = replace(arithmetic, world_factors=step.reductions)
+    return _taken(replace(case, step=step, arithmetic=arithmetic), features)
 
 
 def _behind(place: int) -> int:

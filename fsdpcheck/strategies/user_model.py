@@ -8,7 +8,7 @@ from dataclasses import replace
 from hypothesis.strategies import SearchStrategy
 
 from fsdpcheck.adapters.contract import Features
-from fsdpcheck.case import Case, ModelSpec, OptimizerSpec, StepSpec, TrainingCase, Trait, UserModelSpec
+from fsdpcheck.case import Case, Loss, ModelSpec, OptimizerSpec, StepSpec, TrainingCase, Trait, UserModelSpec
 from fsdpcheck.case.traits import ON_GRIDS, not_in_low_precision
 from fsdpcheck.strategies import enumeration
 
@@ -70,7 +70,8 @@ def on_model(own: UserModelSpec, classes: bool, case: TrainingCase) -> TrainingC
     Plain training has the user's own optimizer, if there is one; it leaves the harness's layer beside the model alone.
     Its rate is any number, so that a second step starts on the grid only where parameters are projected.
     """
-    step = replace(case.step, loss="cross_entropy" if classes and not own.loss else "mse")
+    loss: Loss = "cross_entropy" if classes and not own.loss else "mse"
+    step = replace(case.step, loss=loss, thaws=False, refreezes=False)  # what of theirs is frozen is up to them
     arithmetic = replace(case.arithmetic, weights=1)
     if own.optimizer and not step.private:
         step, own = replace(step, optimizer=OptimizerSpec("own"), resume=False), replace(own, gauge=False)

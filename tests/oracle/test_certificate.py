@@ -89,6 +89,8 @@ def _reduced_in_another_order(answer: Answer, k: int, draw: random.Random) -> di
     case, step = answer.case, answer.steps[k]
     model = models.build(case)
     model.load_state_dict(step.before, strict=False)
+    if case.thawed_in(k):
+        model.requires_grad_()
     every = [row for row, count in enumerate(step.multiplicity) for _ in range(count)]
     draw.shuffle(every)
     cut = draw.randint(0, len(every))
