@@ -74,6 +74,7 @@ STUDIES: Final[dict[str, tuple[str, str, str]]] = {
     ),
     "mutants": ("mutants", "lines", "what became of 300 source mutants of the reference, by the record"),
     "mechanisms-now": ("mechanisms", "now", "[FILE [GLOB]]: what the laws that found them in the record say today"),
+    "stories": ("stories", "lines", "[ADAPTERS [LAWS [N [SEED]]]]: what is named as wrong first in right steps"),
     "controls": (
         "controls",
         "lines",

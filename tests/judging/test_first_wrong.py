@@ -23,13 +23,11 @@ from fsdpcheck.checks._read import completed
 from fsdpcheck.checks.clipping import comparable
 from fsdpcheck.engines._simulated.in_process import InProcessEngine
 from fsdpcheck.engines.simulated import SimulatedEngine
-from fsdpcheck.errors import NotExact, Refused
 from fsdpcheck.execution import RunRequest
 from fsdpcheck.judging.check import check_law
 from fsdpcheck.judging.first_wrong import first_wrong
 from fsdpcheck.judging.registry import chapters
 from fsdpcheck.judging.run import Run
-from fsdpcheck.strategies import enumeration
 from fsdpcheck.workload import optimizer
 
 HERE = Path(__file__).parent
@@ -208,17 +206,8 @@ ALL_RIGHT = tuple(
 
 def stories(engine: SimulatedEngine, adapter: str, law: str, count: int, seed: int) -> tuple[int, list[str]]:
     """(cases that were looked at, what was said to be wrong in one)."""
-    run, looked_at, told = Run(engine, adapter), 0, []
-    for case in enumeration.distinct(chapters()[law].draw(run.features, (1, 2, 3, 4)), count, seed):
-        assert isinstance(case, TrainingCase)
-        try:
-            found = first_wrong(run, case)
-        except (NotExact, Refused):
-            continue
-        looked_at += found.text.startswith("right")
-        if found.place or found.text.startswith("the first"):
-            told.append(f"{case.describe()}\n{found.text}")
-    return looked_at, told
+    found: tuple[int, list[str]] = pytest.importorskip("benchmarks.stories").stories(engine, adapter, law, count, seed)
+    return found
 
 
 @pytest.mark.parametrize(("adapter", "law"), RIGHT)
