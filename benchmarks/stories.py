@@ -1,7 +1,7 @@
 """Stories of right steps: the first wrong quantity is looked for where nothing is wrong; each that is named is false.
 
-``python -m benchmarks stories [ADAPTERS [LAWS [N [SEED]]]]``: of each law that trains a model and that an honest adapter
-promises, N distinct cases (20). A line a pair as it is done, then the sums. Exits with 1 if anything was named.
+``python -m benchmarks stories [ADAPTERS [LAWS [N [SEED]]]]``: of each law that trains a model and that an honest
+adapter promises, N distinct cases (20). A line a pair as it is done, then the sums. Exits with 1 if anything was named.
 """
 
 from __future__ import annotations
