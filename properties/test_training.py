@@ -101,8 +101,8 @@ def test_what_is_thawed_between_steps_is_trained(case: TrainingCase, run: Run) -
 
     The optimizer has its parameters from the beginning. In each drawn case the first layer is frozen so; in a
     share of them it is frozen again behind the second step, and from then on neither moments nor weight decay move it.
-    Not seen: the reason of what is raised; what is frozen or thawed within a step; private training; mixed precision, in
-    which ``fully_shard`` of torch 2.13 raises (pytorch#186998).
+    Not seen: the reason of what is raised; what is frozen or thawed within a step; private training; mixed
+    precision, in which ``fully_shard`` of torch 2.13 raises (pytorch#186998).
     Source: pytorch#104148, pytorch#105371, Lightning#20340: gradual unfreezing (arXiv:1801.06146).
     """
     assert_refused_or_trained(lambda one: (run(one), run.answer(one)), case, THAWED)
