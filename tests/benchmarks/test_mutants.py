@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections import Counter
 
 import pytest
 
@@ -38,6 +39,17 @@ def test_each_survivor_has_a_reason_and_the_equivalent_ones_are_in_the_file_of_t
     assert all(row["reason"] for row in survivors)
     same = {row["fault"]: row["reason"] for row in survivors if row["kind"] == mutants.SAME}
     assert same == json.loads(mutants.EQUIVALENT.read_text(encoding="utf-8"))
+
+
+def test_those_that_change_nothing_and_were_read_are_counted() -> None:
+    unchanged = [row for row in mutants.rows() if row["outcome"] == "changes nothing"]
+    read = Counter(row["read"] for row in unchanged if "read" in row)
+    assert all(row["reason"] for row in unchanged if "read" in row)
+    assert (len(unchanged), dict(read)) == (63, {"equivalent": 8, "no case": 10, "other cases": 11})
+    said = " ".join(DOCUMENT.split())
+    assert f"Of the {len(unchanged)} that change nothing {read.total()} were read one by one" in said
+    killed, effective = mutants.effective(mutants.rows())
+    assert f"laws kill {killed} of {effective + read['other cases']}" in said
 
 
 def test_an_effective_one_is_killed_or_computes_something_else() -> None:
