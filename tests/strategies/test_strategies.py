@@ -68,7 +68,7 @@ def test_the_mutator_is_where_it_is_looked_for_and_comes_back() -> None:
     assert getattr(ConjectureRunner, name) is before
 
 
-DRAWN = 400
+DRAWN = 1000
 
 
 def from_everything(name: str) -> tuple[TrainingCase, ...]:
@@ -110,7 +110,9 @@ def _everything_else_appears_regularly(name: str, facts: list[dict[str, bool]]) 
     counts = {fact: sum(found[fact] for found in facts) for fact in facts[0]}
     absent = {"mean"} if name.startswith("private") else {"deferred"}
     absent |= set() if name.startswith("private") else {"clipped by unit"}
-    absent |= {"bfloat16", "TF32"}  # drawn for laws of their own
+    absent |= {"bfloat16", "TF32", "replicated shards"}  # drawn for laws of their own
+    absent |= {"thawed", "tied apart"} if name.startswith("private") else set()  # in plain training
+    absent |= {"matrix optimizer", "row optimizer"} if name != "plain" else set()  # which nothing clips
     absent |= {"premultiplied averages"} if name == "private_probe" else set()  # its factors are on no grid
     assert {fact: count for fact, count in counts.items() if count < 4 and fact not in absent} == {}
 
