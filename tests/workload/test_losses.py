@@ -53,3 +53,16 @@ def test_per_sample_losses_are_their_definitions(kind: str) -> None:
     assert loss.with_reduction("sum")(outputs, targets).item() == sum(each)
     assert loss.with_reduction("mean")(outputs, targets).item() == sum(each) / 2
     assert loss.with_reduction("mean").reduction == "mean"
+
+
+@pytest.mark.parametrize(("across", "place"), [("outputs", 0), ("targets", 1)])
+def test_a_loss_across_samples_takes_two_samples_outputs_or_targets(across: str, place: int) -> None:
+    """Another output, or target, of sample 0 changes the loss of sample 1, and of no sample without ``across``."""
+    packed = [torch.tensor([[1.0, 0.0], [2.0, 0.0], [3.0, 0.0]]), torch.tensor([[4.0, 0.0], [1.0, 0.0], [2.0, 0.0]])]
+    other = [value.clone() for value in packed]
+    other[place][0, 0] = 9.0
+    for kind in ("mse", "linear", "l1"):
+        loss, alone = PerSampleLoss(kind, 1, across=across), PerSampleLoss(kind, 1)  # type: ignore[arg-type]
+        changed = loss.with_reduction("none")(*packed) != loss(*other)
+        assert changed.tolist() == [True, True, False]
+        assert (alone(*packed) != alone(*other)).tolist() == [True, False, False]

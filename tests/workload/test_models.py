@@ -483,3 +483,16 @@ def _normalised(kind: str, rows: Tensor, eps: float) -> Tensor:
         if kind == "layer_norm":
             return F.layer_norm(rows, (4,), eps=eps)
         return F.rms_norm(rows, (4,), eps=eps)
+
+
+def test_a_layer_across_samples_gives_one_what_the_one_before_gets_too() -> None:
+    once, across, reordered = (
+        models.build(TrainingCase(ModelSpec((LayerSpec(2, used=used), LayerSpec(1)), features=2)))  # type: ignore[arg-type]
+        for used in ("once", "across", "reordered")
+    )
+    x, given = torch.tensor([[1.0, 0.0], [0.0, 1.0], [5.0, 2.0]], dtype=torch.float64), []
+    first, second = once.tail[0](x), across.tail[1]
+    assert torch.equal(across.tail(x), second(first + first[[2, 0, 1]]))
+    reordered.tail[0].register_forward_hook(lambda module, inputs, output: given.append(inputs[0]))
+    assert torch.equal(reordered.tail(x), once.tail(x))
+    assert torch.equal(given[0], x[[2, 0, 1]])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -11,6 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
+from fsdpcheck.impl.clipping import independence
 from fsdpcheck.impl.clipping.private_backward import Privacy
 from fsdpcheck.impl.clipping.rules import Flat
 from fsdpcheck.impl.sharding import collectives
@@ -224,3 +226,22 @@ def test_parameters_freed_before_the_gradient_arrives_are_an_error_on_every_rank
         return "refused"
 
     assert ranks(body, 2) == ["refused"] * 2
+
+
+def hinge(outputs: Tensor, targets: Tensor) -> Tensor:
+    """Through signs, which no NaN goes."""
+    return F.relu(1 - outputs * (targets + targets.roll(1, 0)).sign()).sum(1)
+
+
+def of_classes(outputs: Tensor, targets: Tensor) -> Tensor:
+    chosen = (targets + targets.roll(1, 0))[:, 0].nan_to_num().abs().floor() % outputs.shape[1]
+    return F.cross_entropy(outputs, chosen.long(), reduction="none")
+
+
+@pytest.mark.parametrize("loss", [hinge, of_classes])
+def test_targets_of_others_are_seen_behind_signs_zeros_and_equal_logits(
+    loss: Callable[[Tensor, Tensor], Tensor],
+) -> None:
+    assert independence.mixes_targets(loss, torch.zeros(3, 2), torch.zeros(3, 2))
+    alone = partial(F.mse_loss, reduction="none")
+    assert not independence.mixes_targets(lambda y, t: alone(y, t).sum(1), torch.zeros(3, 2), torch.zeros(3, 2))
