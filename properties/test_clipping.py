@@ -20,6 +20,8 @@ from fsdpcheck.strategies import HIDING, PRIVATE_EXACT, PRIVATE_PROBE, CaseSpace
 
 _EXACT = CaseSpace(clipping=("unclipped", Family("exact", ("exact-factors",))))
 """Families in which the sum of the others is promised bit for bit; factors below 1 where they are exact."""
+_WITH_A_LAYER_MORE = PRIVATE_PROBE.without("conv-private", "bags-private", "group-norm-private", *HIDING)
+"""Of inputs behind which one more Linear can stand."""
 
 
 @law(
@@ -117,7 +119,7 @@ def test_a_sample_without_a_norm_is_refused_by_all_or_left_out(case: TrainingCas
 @law(
     "clipping.one-row",
     promise="private",
-    space=PRIVATE_PROBE.without("conv-private", "bags-private", "group-norm-private", *HIDING).but(
+    space=_WITH_A_LAYER_MORE.but(
         user_models="never",
         must_occur=("distributed batch on several ranks",),
         vacuous_without=("non-zero gradient",),
@@ -139,7 +141,7 @@ def test_a_layer_on_one_row_for_all_samples_is_refused_or_has_norms(case: Traini
 @law(
     "clipping.beside",
     promise="private",
-    space=PRIVATE_PROBE.without("conv-private", "bags-private", "group-norm-private", *HIDING).but(
+    space=_WITH_A_LAYER_MORE.but(
         user_models="never",
         must_occur=("distributed batch on several ranks",),
         vacuous_without=("non-zero gradient",),
@@ -162,7 +164,7 @@ def test_a_weight_used_beside_its_layer_is_refused_or_counts(case: TrainingCase,
 @law(
     "clipping.across-samples",
     promise="across-samples",
-    space=PRIVATE_PROBE.without("conv-private", "bags-private", "group-norm-private", *HIDING).but(
+    space=_WITH_A_LAYER_MORE.but(
         user_models="never",
         must_occur=("distributed batch on several ranks",),
         adjusted=("across samples",),

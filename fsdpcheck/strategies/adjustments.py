@@ -135,13 +135,13 @@ def _across_samples(case: TrainingCase, features: Features) -> TrainingCase | No
     or in the loss, which takes outputs or targets of two. None where each micro-batch has one at most, or targets are
     all of one class.
     """
-    layers = [LayerSpec(case.model.features, bias="bias" in features.accepts, used=used) for used in _MEETING]
     how = case.seed % 4
     one_class = case.step.loss == "cross_entropy" and case.model.layers[-1].width == 1
     if max(case.local_sizes) <= case.step.micro_batches or (how == 3 and one_class):
         return None
     if how < 2:
-        found = _behind_its_input(case, layers[how])
+        layer = LayerSpec(case.model.features, bias="bias" in features.accepts, used=_MEETING[how])
+        found = _behind_its_input(case, layer)
     else:
         found = replace(case, step=replace(case.step, across=_COMPARED[how - 2]))
     return _taken(found, features, "across-samples-private")

@@ -128,16 +128,26 @@ def test_what_is_changed_of_a_loss_is_noted_by_name(change: Callable[[Any], obje
     assert seen == [changed]
 
 
+def test_hooks_on_as_many_parameters_as_have_no_gradient_need_not_fire() -> None:
+    one_of_three = noted(probes.accumulations.name, (-1, 3), (0, 1))
+    watched_checks.assert_parameter_hooks_fire(one_of_three, [2])
+    with pytest.raises(Violation, match="parameter 0 of the optimizer fired 0 times"):
+        watched_checks.assert_parameter_hooks_fire(one_of_three, [1])
+    twice = noted(probes.accumulations.name, (-1, 2), (0, 1), (0, 1))
+    with pytest.raises(Violation, match="parameter 1 of the optimizer fired 2 times"):
+        watched_checks.assert_parameter_hooks_fire(twice, [1])
+
+
 def test_hooks_on_parameters_that_do_not_fire_once_a_reduction_are_found() -> None:
     fired = (-1, 2), (0, 0), (0, 1)
-    watched_checks.assert_parameter_hooks_fire(noted(probes.accumulations.name, *fired))
+    watched_checks.assert_parameter_hooks_fire(noted(probes.accumulations.name, *fired), [0])
     for wrong in (fired[:2], (*fired, (0, 1))):
         with pytest.raises(Violation, match=r"parameter 1 of the optimizer fired [02] times"):
-            watched_checks.assert_parameter_hooks_fire(noted(probes.accumulations.name, *wrong))
+            watched_checks.assert_parameter_hooks_fire(noted(probes.accumulations.name, *wrong), [0])
     with pytest.raises(Violation, match="no optimizer has a trained parameter"):
-        watched_checks.assert_parameter_hooks_fire(noted(probes.accumulations.name, (-1, 0), (0, 0)))
+        watched_checks.assert_parameter_hooks_fire(noted(probes.accumulations.name, (-1, 0), (0, 0)), [0])
     with pytest.raises(UsageError, match="noted no parameters"):
-        watched_checks.assert_parameter_hooks_fire(noted(probes.hook_calls.name, (0, 1)))
+        watched_checks.assert_parameter_hooks_fire(noted(probes.hook_calls.name, (0, 1)), [0])
 
 
 def test_parameters_of_several_optimizers_have_numbers_of_their_own() -> None:
