@@ -202,6 +202,6 @@ class Execution:
     left: tuple[str, ...] = ()
     """What ranks left changed of their process, a sentence each; it was put back (process_state)."""
     branches: frozenset[int] = frozenset()
-    """Branches of the implementation that ran, as numbers that its process gives them, where that is measured."""
+    """Steps from line to line of the implementation that ran, by numbers of its process, where that is measured."""
     shared: tuple[str, ...] = ()
     """Names of what simulated ranks share of the implementation's modules, and write to; real ranks have it apiece."""

@@ -54,14 +54,34 @@ def refuse_dependent(
 ) -> None:
     """Raise NotImplementedError, on all ranks, naming where rows meet; ``inputs`` and ``targets`` [b, ...], b >= 0.
 
-    Two forwards, no backward: as many collectives as two forwards. Buffers and random states are left as they were.
+    Two forwards, no backward: as many collectives as two forwards. Of integers four before it raises: a constant of
+    the model that happens to have as many entries as there are made-up rows is poisoned as well, and another number of
+    rows tells it from samples. Buffers and random states are left as they were.
     The poisoned one is ``unrecorded``; of the other the caller has to drop what was recorded.
     """
-    rows, more = made_up(inputs)
+    refusal = ""
+    for rows, more in made_up(inputs):
+        refusal = _asked(model, loss, layers, rows, more, targets, unrecorded)
+        if not refusal or inputs.is_floating_point():
+            break
+    if refusal:
+        raise NotImplementedError(refusal)
+
+
+def _asked(
+    model: Sharded,
+    loss: Callable[[Tensor, Tensor], Tensor],
+    layers: Sequence[Layer],
+    rows: Tensor,
+    more: Tensor,
+    targets: Tensor,
+    unrecorded: Callable[[], AbstractContextManager[None]],
+) -> str:
+    """Where samples meet among ``rows`` and ``more`` made-up ones, in words; "" if they do not."""
     try:
-        with _left_as_it_was(model.module, inputs):
+        with _left_as_it_was(model.module, rows):
             clean, before = _run(model, loss, layers, rows, targets, poisoned=False)
-        with _left_as_it_was(model.module, inputs), unrecorded():
+        with _left_as_it_was(model.module, rows), unrecorded():
             poisoned, after = _run(model, loss, layers, more, targets, poisoned=True)
     except Exception as error:
         error.add_note(
@@ -70,25 +90,26 @@ def refuse_dependent(
         )
         raise
     if clean is not None and poisoned is not None and _reached(clean, poisoned):
-        raise NotImplementedError(f"{after.met or 'the loss'}: it mixes the samples of a batch; {INSTEAD}")
+        return f"{after.met or 'the loss'}: it mixes the samples of a batch; {INSTEAD}"
     for (where, was), (_, now) in zip(before.at_layers, after.at_layers, strict=False):
         if now and not was:
-            raise NotImplementedError(
+            return (
                 f"{where} is given sample 0 in a row of another sample, so that norms of its rows are not those of"
                 " samples, even if no loss shows it, as where samples are put in another order and back; keep the order"
                 " of samples, or, if row i is known to be sample i's at every layer, say Privacy(independence='trust')"
             )
+    return ""
 
 
-def made_up(inputs: Tensor) -> tuple[Tensor, Tensor]:
-    """[n, ...] and [m, ...]: equal rows shaped like those of ``inputs``, see ``norms.fallback``.
+def made_up(inputs: Tensor) -> list[tuple[Tensor, Tensor]]:
+    """Two pairs [n, ...] and [m, ...]: equal rows shaped like those of ``inputs``, see ``norms.fallback``.
 
-    n and m are the first numbers from 2 that none of the other axes has, so that they cannot be taken for the samples'.
-    There are two, so that a layer with as many rows whatever the samples are is seen.
+    All n and m are different, the first numbers from 2 that none of the other axes has, so that they cannot be taken
+    for the samples'. A pair has two, so that a layer with as many rows whatever the samples are is seen.
     """
     shape = inputs.shape[1:]
-    first, second, *_ = (n for n in range(2, 5 + len(shape)) if n not in shape)
-    return fallback.made_up(inputs, first), fallback.made_up(inputs, second)
+    first, second, third, fourth, *_ = (n for n in range(2, 7 + len(shape)) if n not in shape)
+    return [(fallback.made_up(inputs, n), fallback.made_up(inputs, m)) for n, m in ((first, second), (third, fourth))]
 
 
 def _run(

@@ -245,3 +245,21 @@ def test_targets_of_others_are_seen_behind_signs_zeros_and_equal_logits(
     assert independence.mixes_targets(loss, torch.zeros(3, 2), torch.zeros(3, 2))
     alone = partial(F.mse_loss, reduction="none")
     assert not independence.mixes_targets(lambda y, t: alone(y, t).sum(1), torch.zeros(3, 2), torch.zeros(3, 2))
+
+
+@pytest.mark.parametrize("entries", [2, 4, 5, 6])
+def test_a_constant_of_any_length_is_not_taken_for_samples_of_integers(entries: int) -> None:
+    """Of three tokens made-up rows are two and four; what mixes is refused whatever their number."""
+
+    def forward(self: Any, x: Tensor) -> Tensor:
+        weights = torch.arange(entries).float()
+        return self.embedding(x).sum(1) * weights.sum()  # type: ignore[no-any-return]
+
+    tokens = torch.tensor([[0, 1, 2], [2, 1, 0]])
+    step(private(Parts(forward, embedding=nn.Embedding(3, 2))), tokens)
+
+    def mixing(self: Any, x: Tensor) -> Tensor:
+        return self.embedding(x).sum(1) + self.embedding(x).sum((0, 1))  # type: ignore[no-any-return]
+
+    with pytest.raises(NotImplementedError, match="mixes the samples"):
+        step(private(Parts(mixing, embedding=nn.Embedding(3, 2))), tokens)
