@@ -261,6 +261,8 @@ def _layer_roundings(stage: Stage, spec: LayerSpec) -> int:
         return stage.entering[-1] + 8
     if stage.kind == "attention":  # the output's projection, weights or values, softmax, queries or keys, projections
         length, width = stage.entering
+        if spec.heads:  # products within a head; queries, keys and values are one projection of three times the width
+            return width + width // spec.heads + 2 * length + 4 + 3 * width + 4
         return width + max(length, width + length + 4 + length) + width + 4
     return spec.width
 
