@@ -90,7 +90,7 @@ def _train(
             cast(Observed, trainer).load(f"{request.load_from}/{step - 1}")
             loaded = showing.named(trainer.parameters(), "parameters")
         outputs = _evaluated(case.step.evaluates, trainer, showing, _on(device, batch))
-        if case.step.thaws and (step == 1 or (step > 1 and loaded is not None)):
+        if case.step.thaws and (step == 1 or loaded is not None):
             cast(Observed, trainer).thaw()
         if case.step.refreezes and (step == 2 or (step > 2 and loaded is not None)):
             cast(Observed, trainer).freeze(models.frozen(case))
