@@ -28,6 +28,7 @@ _SAME = {
     "index", "index_select", "gather", "flip", "_to_copy", "constant_pad_nd", "slice_backward", "select_backward",
     "diagonal", "diagonal_backward", "where", "sum", "mean", "mm", "bmm", "mv", "dot", "mul", "mul_", "neg", "neg_",
     "convolution_backward", "copy_", "scatter_add", "index_add", "index_put", "index_put_", "unfold_backward",
+    "as_strided",
 }  # fmt: skip
 """Operators that add up products of their operands: of absolute values they give a bound."""
 _FIRST = {
@@ -36,11 +37,22 @@ _FIRST = {
     "threshold_backward", "hardtanh_backward", "masked_fill", "masked_fill_", "embedding_dense_backward",
     "nll_loss_backward", "nll_loss2d_backward", "max_pool2d_with_indices_backward", "avg_pool2d_backward",
     "_adaptive_avg_pool2d_backward", "_embedding_bag_backward", "_embedding_bag_dense_backward",
+    "reflection_pad1d_backward", "reflection_pad2d_backward", "reflection_pad3d_backward",
+    "replication_pad1d_backward", "replication_pad2d_backward", "replication_pad3d_backward",
 }  # fmt: skip
 """Operators that multiply their first operand by coefficients of one sign each and add up: the others stay as they
 are."""
 _PRODUCTS = {"mm", "bmm", "mv", "dot", "mul", "mul_", "convolution_backward"}
-_FRESH = {"zeros_like", "ones_like", "new_zeros", "new_ones", "empty_like", "new_empty", "full_like"}
+_FRESH = {
+    "zeros_like",
+    "ones_like",
+    "new_zeros",
+    "new_ones",
+    "empty_like",
+    "new_empty",
+    "new_empty_strided",
+    "full_like",
+}
 
 Known = Callable[[Tensor], Tensor]
 """A tensor -> the bound on its terms: its paths, or its absolute value."""
@@ -66,13 +78,28 @@ class TruePaths(TorchDispatchMode):  # type: ignore[no-untyped-call]
         kwargs = kwargs or {}
         followed = [value for value in _tensors((*args, *kwargs.values())) if id(value) in self._terms]
         name = func.overloadpacket.__name__
-        bounds = self._bounds(func, name, args, kwargs, len(followed)) if followed and name not in _FRESH else []
+        alias = func._schema.arguments[0].alias_info if func._schema.arguments else None
+        bounds: list[Tensor] = []
+        if followed and name not in _FRESH:
+            views = alias is not None and not alias.is_write and id(args[0]) in self._terms and name in _SAME
+            bounds = self._views(func, args, kwargs) if views else self._bounds(func, name, args, kwargs, len(followed))
         result = func(*args, **kwargs)
         for tensor, bound in zip(_tensors([result]), bounds, strict=bool(bounds)):
             if tensor.dtype != torch.float64:
                 raise NotExact(f"{func} computes in {tensor.dtype}, whose roundings are not bounded here")
-            self._remember(tensor, bound)
+            if alias is not None and alias.is_write and id(tensor) in self._terms:  # and so in all that it is a view of
+                self._terms[id(tensor)].copy_(bound)
+            else:
+                self._remember(tensor, bound)
         return result
+
+    def _views(self, func: Any, args: Any, kwargs: Any) -> list[Tensor]:
+        """The bound of a view is a view of the bound: what is written through one is written in the other."""
+        base, terms = args[0], self._terms[id(args[0])]
+        whole = base.is_contiguous() and terms.is_contiguous() and not base.storage_offset()
+        if func.overloadpacket.__name__ == "as_strided" and not whole:
+            raise NotExact(f"{func} of a part of its storage has no rule")
+        return _tensors([func(terms, *args[1:], **kwargs)])
 
     def _bounds(self, func: Any, name: str, args: Any, kwargs: Any, followed: int) -> list[Tensor]:
         if name in _PRODUCTS and followed > 1:

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from fsdpcheck.exact.operators import Bound, Inexact, Operand, rule
+from fsdpcheck.exact.operators import Bound, Inexact, Operand, Rule, rule
 
 _aten = torch.ops.aten
 
@@ -21,6 +21,22 @@ def _nearest_backward(grad: Operand, output: Any, size: Any, *scales: Any) -> Se
 @rule(_aten.col2im.default)
 def _windows_added(a: Operand, *geometry: Any) -> Sequence[Bound]:
     return [Bound(_aten.col2im.default(a.magnitude, *geometry), a.exponent)]
+
+
+def _copies_added(function: Any) -> Rule:
+    """Of a padding with copies of the input: what comes back to them is added up."""
+
+    def bound(grad: Operand, x: Operand, *geometry: Any) -> Sequence[Bound]:
+        return [Bound(function.default(grad.magnitude, x.magnitude, *geometry), grad.exponent)]
+
+    return bound
+
+
+for _backward in (
+    _aten.reflection_pad1d_backward, _aten.reflection_pad2d_backward, _aten.reflection_pad3d_backward,
+    _aten.replication_pad1d_backward, _aten.replication_pad2d_backward, _aten.replication_pad3d_backward,
+):  # fmt: skip
+    rule(_backward.default)(_copies_added(_backward))
 
 
 @rule(_aten.max_pool2d_with_indices_backward.default)

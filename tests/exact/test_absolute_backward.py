@@ -21,6 +21,14 @@ def attention(x: Tensor) -> Tensor:
     return F.scaled_dot_product_attention(heads, heads * 2, heads + 1, is_causal=True)
 
 
+def in_part(x: Tensor) -> Tensor:
+    """Written in place where a slice of it is, twice."""
+    made = x * 1
+    made[:, 1:] *= 100
+    made[..., :2] *= 7
+    return made
+
+
 LAYERS: dict[str, Callable[[Tensor], Tensor]] = {
     "gelu": F.gelu, "gelu tanh": lambda x: F.gelu(x, approximate="tanh"), "silu": F.silu, "tanh": torch.tanh,
     "sigmoid": torch.sigmoid, "elu": F.elu, "softplus": F.softplus, "hardswish": F.hardswish, "mish": F.mish,
@@ -31,6 +39,9 @@ LAYERS: dict[str, Callable[[Tensor], Tensor]] = {
     "convolution": nn.Conv1d(4, 2, 2, dtype=torch.float64), "mean": lambda x: x.mean(1), "scores": lambda x: x @ x.mT,
     "quotient": lambda x: x / (1 + x.square()), "difference": lambda x: x[:, 1:] - 3 * x[:, :-1],
     "pool": lambda x: F.max_pool2d(x[None], 2), "attention": attention,
+    "reflected": lambda x: F.pad(x, (2, 1), mode="reflect"), "circular": lambda x: F.pad(x, (2, 1), mode="circular"),
+    "replicated": lambda x: F.pad(x[None], (2, 1, 3, 0), mode="replicate"),
+    "a part written": in_part, "a part written by a backward": lambda x: Scaled.apply(x, in_part),
     "cross-entropy": lambda x: F.cross_entropy(x.reshape(8, 3), torch.arange(8) % 3, reduction="none"),
 }  # fmt: skip
 

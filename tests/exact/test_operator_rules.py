@@ -54,6 +54,13 @@ MOVES: dict[str, Callable[[Tensor], Tensor]] = {
     "diagonal": lambda x: x.diagonal(0, 1, 2),
     "index_copy": lambda x: x.index_copy(1, torch.tensor([2, 0]), x[:, 1:]),
     "scatter": lambda x: torch.zeros_like(x).scatter(-1, PLACES, x),
+    "reflection of one axis": lambda x: F.pad(x, (2, 1), mode="reflect"),
+    "reflection of two axes": lambda x: F.pad(x, (2, 1, 1, 0), mode="reflect"),
+    "reflection of three axes": lambda x: F.pad(x.reshape(5, 1, 3, 2, 2), (1, 0, 0, 1, 2, 1), mode="reflect"),
+    "replication of one axis": lambda x: F.pad(x, (2, 1), mode="replicate"),
+    "replication of two axes": lambda x: F.pad(x, (2, 1, 1, 0), mode="replicate"),
+    "replication of three axes": lambda x: F.pad(x.reshape(5, 1, 3, 2, 2), (1, 0, 3, 1, 2, 1), mode="replicate"),
+    "circular": lambda x: F.pad(x, (2, 1), mode="circular"),
     "max_pool1d": lambda x: F.max_pool1d(x, 2),
     "max_pool2d, overlapping": lambda x: F.max_pool2d(x.unsqueeze(1), 2, 1),
 }
