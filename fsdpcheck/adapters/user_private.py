@@ -38,7 +38,8 @@ _OFFERED: Final = (*_REQUIRED, "noise_multiplier", "seed")
 _POSITIONAL: Final = ("model", "optimizer", "batches", "losses")
 _OF_LAYERS: Final[frozenset[Trait]] = frozenset(
     {"attention-private", "conv-private", "group-norm-private", "rms-norm-private", "bags-private", "tied-private",
-     "reused-private", "several-heads-private", "same-padding-private", "mean-bags-private"}
+     "reused-private", "several-heads-private", "same-padding-private", "mean-bags-private",
+     "padding-mode-private", "masked-private"}
 )  # fmt: skip
 NOT_PRIVATE: Final[frozenset[Trait]] = frozenset(
     {"replicated", "mean", "no-sync", "fractional-normaliser", "evaluation", "attention", "conv", "group-norm",

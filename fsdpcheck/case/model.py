@@ -17,6 +17,8 @@ Activation = Literal[
 Freeze = Literal["none", "weight", "bias", "all"]
 Used = Literal["once", "routed", "twice", "for all", "dropped", "beside", "across", "reordered"]
 Bags = Literal["sum", "mean"]
+PaddingMode = Literal["zeros", "reflect", "replicate", "circular"]
+Mask = Literal["none", "causal", "keys", "both"]
 InputKind = Literal["vector", "sequence", "tokens", "bags", "signal", "image", "volume"]
 Named = Literal["", "float32", "bfloat16", "float16"]
 
@@ -38,8 +40,11 @@ class LayerSpec:
     what it gives. "beside": to what a Linear gives is added what ``F.linear`` makes of the same with its weight, as
     code that shares a weight without its module does. "across": to what a sample gets of it is added what the sample
     before gets. "reordered": it is given the samples in another order, and what it gives is put back in theirs.
-    ``same``: a convolution of stride 1 is padded to give as many
-    positions as arrive, ``padding`` is 0.
+    ``same``: a convolution of stride 1 is padded to give as many positions as arrive, ``padding`` is 0.
+    ``padding_mode``: what a convolution is padded with, as torch names it; but for "zeros" with fewer than arrive.
+    ``mask``: what an nn.MultiheadAttention leaves out. "causal": of each position those behind it, said by a mask and
+    by a hint. "keys": of each sample the positions, but for the first, whose first number is below zero, as where
+    sequences of several lengths are padded. "both": either. The others have no numbers that are real.
     """
 
     width: int
@@ -55,6 +60,8 @@ class LayerSpec:
     used: Used = "once"
     heads: int = 0
     same: bool = False
+    padding_mode: PaddingMode = "zeros"
+    mask: Mask = "none"
 
 
 @dataclass(frozen=True, slots=True)

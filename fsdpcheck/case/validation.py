@@ -158,17 +158,19 @@ def _validate_layer(where: str, stage: Stage, layer: LayerSpec) -> None:
 
 
 def _validate_form(where: str, layer: LayerSpec) -> None:
-    """Several heads, and padding that follows from the kernel."""
+    """Several heads and their masks, and padding that follows from the kernel."""
     if layer.heads and layer.kind != "attention":
         refuse(f"{where}.heads", layer.heads, f"0 for {layer.kind}", "leave it out")
     if layer.heads < 0 or (layer.heads and layer.width % layer.heads):
         refuse(f"{where}.heads", layer.heads, f"0, or a number that divides {layer.width}", "choose one of them")
+    if layer.mask != "none" and not layer.heads:
+        refuse(f"{where}.mask", layer.mask, '"none" without heads', "give it heads")
     if layer.same and (layer.kind != "conv" or layer.stride != 1 or layer.padding):
         wanted = "False but for a convolution with stride 1 and padding 0"
         refuse(f"{where}.same", True, wanted, "leave it out, or set them")
 
 
-_WINDOW = {"kernel": 1, "stride": 1, "padding": 0, "dilation": 1, "groups": 1}
+_WINDOW = {"kernel": 1, "stride": 1, "padding": 0, "dilation": 1, "groups": 1, "padding_mode": "zeros"}
 """Fields of a convolution, with what they are where there is none."""
 
 
@@ -181,6 +183,10 @@ def _validate_channels(where: str, stage: Stage, layer: LayerSpec) -> None:
     if layer.kind == "group_norm" and (layer.width != channels or not layer.bias):
         wanted = f"width {channels}, the channels that reach it, and a bias"
         refuse(f"{where}.width, bias", (layer.width, layer.bias), wanted, "set them")
+    around = layer.dilation * (layer.kernel - 1) if layer.same else layer.padding
+    if layer.padding_mode != "zeros" and not 0 < around < min(stage.entering[1:]):
+        wanted = f'"zeros", or padding of less than {min(stage.entering[1:])}'
+        refuse(f"{where}.padding_mode", f"{layer.padding_mode} with {around}", wanted, "set one of them")
     if channels % layer.groups or layer.width % layer.groups:
         wanted = f"a number that divides {channels} and {layer.width} channels"
         refuse(f"{where}.groups", layer.groups, wanted, "use fewer groups")
@@ -329,6 +335,9 @@ def _validate_numbers(case: TrainingCase) -> None:
         refuse("arithmetic.project", True, "False with real numbers", "set it")
     if case.arithmetic.numbers == "real" and case.step.clipping == "exact":
         refuse("step.clipping", "exact", "another family with real numbers", 'use "unclipped" or "probe"')
+    if case.arithmetic.numbers == "real" and any(layer.mask in ("keys", "both") for layer in case.model.layers):
+        wanted = '"none" or "causal" with real numbers, which rounding brings below zero'
+        refuse("model.layers.mask", "keys of each sample", wanted, "set one of them")
     if any(layer.used not in ("once", "dropped") for layer in case.model.layers):
         _validate_uses(case)
     if case.arithmetic.compute != "dtype":

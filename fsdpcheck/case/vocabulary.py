@@ -19,7 +19,7 @@ Trait = Literal[
     "row-optimizer",
     "unit-groups",
     "several-heads-private", "same-padding-private", "mean-bags-private", "dropped", "dropped-private",
-    "secure-noise", "beside-private", "across-samples-private",
+    "secure-noise", "beside-private", "across-samples-private", "padding-mode-private", "masked-private",
 ]  # fmt: skip
 """A key of TRAITS; ``Case.requires()`` gives a case's set, and ``Features.accepts`` must cover it."""
 
@@ -142,5 +142,9 @@ TRAITS: Final[Mapping[Trait, TraitRow]] = {
     "across-samples-private": TraitRow("a model or a loss that computes across the samples of a micro-batch, or puts"
                                        " them in another order for a layer, under per-sample clipping",
                                        low_precision="none"),
+    "padding-mode-private": TraitRow("a convolution that is padded with numbers of its input, under per-sample"
+                                     " clipping", _RULE, low_precision="none"),
+    "masked-private": TraitRow("an nn.MultiheadAttention with masks, under per-sample clipping", _RULE,
+                               low_precision="none"),
 }  # fmt: skip
 """Every trait."""

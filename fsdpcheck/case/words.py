@@ -58,6 +58,7 @@ def _describe_stage(spec: ModelSpec, stage: Stage) -> str:
     if layer.kind == "conv":
         window = "".join(f", {name}={v}" for name, d in _DEFAULTS.items() if (v := getattr(layer, name)) != d)
         window += ', padding="same"' * layer.same
+        window += f', padding_mode="{layer.padding_mode}"' * (layer.padding_mode != "zeros")
         name = f"Conv{SPATIAL[spec.input]}d({stage.entering[0]}, {layer.width}, kernel={layer.kernel}{window}"
         return f"{name}{', bias' * layer.bias}{frozen})"
     sizes = {"linear": f"{stage.entering[-1]}, {layer.width}", "group_norm": f"{layer.groups}, {layer.width}"}
@@ -74,6 +75,12 @@ def _describe_stage(spec: ModelSpec, stage: Stage) -> str:
     bias = ", bias" * (layer.bias and layer.kind in ("linear", "attention"))
     bias += ", no bias" * (not layer.bias and layer.kind == "layer_norm")
     if layer.heads:
+        bias += {
+            "none": "",
+            "causal": ", causal",
+            "keys": ", keys of each sample left out",
+            "both": ", causal, keys of each sample left out",
+        }[layer.mask]
         return f"MultiheadAttention({layer.width}, {layer.heads}{bias}{frozen})"
     return f"{_MODULES[layer.kind]}({sizes.get(layer.kind, layer.width)}{bias}{frozen})"
 

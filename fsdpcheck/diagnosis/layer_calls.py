@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from fsdpcheck.oracle import Answer
 from fsdpcheck.workload import batches, models, numerics
+from fsdpcheck.workload.layers import SelfAttention
 
 
 class Seen(NamedTuple):
@@ -35,7 +36,7 @@ def layers_of(answer: Answer, step: int) -> list[Seen]:
     """
     case, wanted = answer.case, answer.steps[step]
     model = models.wide(case)
-    trains = {name: frozenset(n for n, p in m.named_parameters(recurse=False) if p.requires_grad)
+    trains = {name: frozenset(n for n, p in m.named_parameters(recurse=_whole(m)) if p.requires_grad)
               for name, m in model.named_modules()}  # fmt: skip
     with torch.no_grad():
         for name, parameter in model.named_parameters():
@@ -43,7 +44,7 @@ def layers_of(answer: Answer, step: int) -> list[Seen]:
             parameter.requires_grad_()
     seen: list[tuple[str, nn.Module, Tensor, Tensor]] = []
     for name, module in model.named_modules():
-        if name != "instrument" and any(True for _ in module.parameters(recurse=False)):
+        if name != "instrument" and any(True for _ in module.parameters(recurse=_whole(module))):
             module.register_forward_hook(partial(_note, seen, name))
     inputs = batches.inputs(case)[list(wanted.samples)]
     body = batches.targets(case)[list(wanted.samples)].double()
@@ -60,6 +61,11 @@ def layers_of(answer: Answer, step: int) -> list[Seen]:
         for (name, m, a, _), g in zip(seen, backprops, strict=True)
         if len(a) == len(wanted.samples)
     ]
+
+
+def _whole(module: nn.Module) -> bool:
+    """Whether a layer is looked at with what it holds: one that calls an nn.MultiheadAttention, which gives several."""
+    return isinstance(module, SelfAttention)
 
 
 def _note(

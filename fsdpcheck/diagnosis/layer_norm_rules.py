@@ -36,19 +36,23 @@ def of_convolution(module: nn.Module, x: Tensor, g: Tensor) -> Told:
     g_nhTp = g_nTp.reshape(*g_nTp.shape[:2], conv.groups, g.shape[1] // conv.groups).transpose(1, 2)
     ends = _padding(conv)
     both = _for_pad(ends)
-    a_nhTd = _patches(conv, x, both)
+    a_nhTd = _patches(conv, x, both, conv.padding_mode)
     right = _of(a_nhTd, g_nhTp)
     yield from of_products(a_nhTd, g_nhTp)
     if conv.groups not in (1, x.shape[1]):
         dealt = x.reshape(len(x), -1, conv.groups, *x.shape[2:]).transpose(1, 2).flatten(1, 2)
         text = "the groups of a convolution are mixed up: channels are dealt to them in turn, not in blocks"
-        yield "convolution: groups", text, _of(_patches(conv, dealt, both), g_nhTp) - right
+        yield "convolution: groups", text, _of(_patches(conv, dealt, both, conv.padding_mode), g_nhTp) - right
+    if conv.padding_mode != "zeros":
+        text = f"the patches of a convolution are cut from an input padded with zeros, not {conv.padding_mode}"
+        yield "convolution: zeros", text, _of(_patches(conv, x, both, "zeros"), g_nhTp) - right
     text = "the patches of a convolution are read a position too late"
     yield "convolution: late", text, _of(a_nhTd.roll(1, 2), g_nhTp) - right
     if any(before != behind for before, behind in ends):
         text = "the patches of a convolution are cut from an input whose odd element of padding stands at the wrong end"
         around = [(behind, before) for before, behind in ends]
-        yield "convolution: odd padding", text, _of(_patches(conv, x, _for_pad(around)), g_nhTp) - right
+        turned = _patches(conv, x, _for_pad(around), conv.padding_mode)
+        yield "convolution: odd padding", text, _of(turned, g_nhTp) - right
 
 
 def _padding(conv: Any) -> list[tuple[int, int]]:
@@ -114,9 +118,9 @@ def _of(a: Tensor, g: Tensor) -> Tensor:
     return (g.transpose(-1, -2) @ a).square().flatten(1).sum(1)
 
 
-def _patches(conv: Any, x: Tensor, around: list[int]) -> Tensor:
+def _patches(conv: Any, x: Tensor, around: list[int], mode: str) -> Tensor:
     """[n, h, T, (C / h) k]: what each position of the output sees of an input, padded as ``around`` says (F.pad)."""
-    x = F.pad(x, around)
+    x = F.pad(x, around, mode="constant" if mode == "zeros" else mode)
     for axis, (kernel, stride, dilation) in enumerate(
         zip(conv.kernel_size, conv.stride, conv.dilation, strict=True), start=2
     ):

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from fsdpcheck.diagnosis import layer_norm_rules
+from fsdpcheck.diagnosis import attention_masks, layer_norm_rules
 from fsdpcheck.diagnosis.cause_fit import mentions
 from fsdpcheck.diagnosis.layer_calls import (
     Seen,
@@ -27,6 +27,7 @@ from fsdpcheck.diagnosis.layer_calls import (
 from fsdpcheck.findings.cause import EXACT, WEAK, Cause
 from fsdpcheck.oracle import Answer
 from fsdpcheck.workload import numerics
+from fsdpcheck.workload.layers import SelfAttention
 
 _CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
 _CROSS = ("weight: no cross terms", "tied: no cross term")
@@ -82,6 +83,8 @@ def _deltas(layer: Seen) -> Iterator[tuple[str, str, Tensor]]:
         yield from layer_norm_rules.of_convolution(module, layer.activations, layer.backprops)
     elif "weight" in layer.trains and isinstance(module, nn.LayerNorm | nn.RMSNorm | nn.GroupNorm):
         yield from layer_norm_rules.of_norm_layer(module, layer.activations, layer.backprops)
+    elif layer.trains and isinstance(module, SelfAttention):
+        yield from attention_masks.left_out(layer, module)
     if "bias" in layer.trains:
         yield from _bias(layer)
 

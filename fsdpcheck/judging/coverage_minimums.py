@@ -68,6 +68,8 @@ def census(case: TrainingCase) -> dict[str, bool]:
         "group norm": "group_norm" in kinds,
         "attention": "attention" in kinds,
         "several heads": any(layer.heads > 1 for layer in spec.layers),
+        "masked attention": any(layer.mask != "none" for layer in spec.layers),
+        "padding not of zeros": any(layer.padding_mode != "zeros" for layer in spec.layers),
         "odd padding": any(layer.same and layer.dilation * (layer.kernel - 1) % 2 for layer in spec.layers),
         "means of bags": spec.bags == "mean",
         "unused output": bool(traits & {"dropped", "dropped-private"}),

@@ -254,7 +254,10 @@ def _through(stage: Stage) -> int:
 def _layer_roundings(stage: Stage, spec: LayerSpec) -> int:
     """The same of the layer alone: sums of products, and the means over a row of h and of h * xhat that norms take."""
     if stage.kind == "conv":
-        return spec.width // spec.groups * math.prod([spec.kernel] * (len(stage.entering) - 1))
+        directions = len(stage.entering) - 1
+        around = spec.dilation * (spec.kernel - 1) if spec.same else 2 * spec.padding  # copies of one number, in all
+        copies = math.prod([1 + around] * directions) if spec.padding_mode != "zeros" else 0
+        return spec.width // spec.groups * math.prod([spec.kernel] * directions) + copies
     if stage.kind == "group_norm":
         return math.prod(stage.entering) // spec.groups + 8
     if stage.kind in ("layer_norm", "rms_norm"):

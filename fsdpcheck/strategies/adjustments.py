@@ -11,7 +11,7 @@ from hypothesis.strategies import SearchStrategy
 
 from fsdpcheck.adapters.contract import Features
 from fsdpcheck.case import LayerSpec, OptimizerKind, TrainingCase, Trait
-from fsdpcheck.case.model import Used
+from fsdpcheck.case.model import Mask, Used
 from fsdpcheck.case.training import Across, Evaluation
 from fsdpcheck.case.validation import is_power_of_two, whole_or_float
 from fsdpcheck.errors import InvalidCase
@@ -81,7 +81,12 @@ def _of_partial_terms(case: TrainingCase) -> TrainingCase:
 
 
 def _on_real_numbers(case: TrainingCase) -> TrainingCase:
-    return replace(case, arithmetic=replace(case.arithmetic, numbers="real", project=False, averaging="divide"))
+    """Masks that look at a number are left out: rounding may bring it below zero."""
+    real: dict[Mask, Mask] = {"keys": "none", "both": "causal"}
+    layers = tuple(replace(layer, mask=real.get(layer.mask, layer.mask)) for layer in case.model.layers)
+    model = replace(case.model, layers=layers)
+    arithmetic = replace(case.arithmetic, numbers="real", project=False, averaging="divide")
+    return replace(case, model=model, arithmetic=arithmetic)
 
 
 def _evaluated(drawn: SearchStrategy[TrainingCase], features: Features) -> SearchStrategy[TrainingCase]:

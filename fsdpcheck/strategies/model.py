@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 
 from hypothesis import strategies as st
 
 from fsdpcheck.case import Activation, Freeze, InputKind, LayerSpec, ModelSpec, Trait
-from fsdpcheck.case.model import Bags
+from fsdpcheck.case.model import Bags, Mask, PaddingMode
 from fsdpcheck.case.shapes import SPATIAL, Shape, body_input, body_output, item_units
 from fsdpcheck.strategies.choice import among
 
@@ -28,7 +28,7 @@ class Allowed:
     """What a model may hold. ``shards``: ranks a parameter is cut for. ``tiny``: sizes for 24 bits.
 
     ``private``: norm rules are needed. ``off_the_grid``: functions whose values are no dyadic numbers may be drawn.
-    ``units``: the fewest.
+    ``units``: the fewest. ``grid``: numbers are on one, so that what rounding may bring below zero is nowhere.
     """
 
     accepts: frozenset[Trait]
@@ -37,6 +37,7 @@ class Allowed:
     private: bool
     off_the_grid: bool
     units: int = 0
+    grid: bool = True
 
     def has(self, trait: Trait) -> bool:
         """Whether ``trait`` is accepted, in its private form if the case is private and it has one."""
@@ -169,7 +170,7 @@ def _kinds(allowed: Allowed, plain: LayerSpec, entering: Shape, spatial: bool, f
         kinds += [_convolutions(allowed, plain, entering)] * 3
         kinds += [_group_norms(plain, entering)] * 6 if _takes_groups(allowed, entering) else []
     if not first or not spatial:
-        kinds += [[layer] for layer in _row_layers(allowed, plain, entering, spatial)]
+        kinds += _row_layers(allowed, plain, entering, spatial)
     most = max(len(layers) for layers in kinds)
     return [layer for layers in kinds for layer in layers * (most // len(layers))]
 
@@ -189,7 +190,8 @@ def _convolutions(allowed: Allowed, plain: LayerSpec, entering: Shape) -> list[L
     rest = [layer for layer in found if layer.groups in (1, entering[0])]
     every = rest + grouped * math.ceil(3 * len(rest) / max(len(grouped), 1))
     same = _same(every) if allowed.has_form("same-padding") else []
-    return every + same * (len(every) // (2 * max(len(same), 1)))
+    every += same * (len(every) // (2 * max(len(same), 1)))
+    return every + (list(_not_of_zeros(every, entering)) if allowed.has_form("padding-mode") else [])
 
 
 def _windowed(plain: LayerSpec, window: tuple[int, int, int, int, int]) -> LayerSpec:
@@ -203,6 +205,15 @@ def _same(layers: Sequence[LayerSpec]) -> list[LayerSpec]:
     return [replace(layer, same=True) for layer in fit]
 
 
+def _not_of_zeros(layers: Sequence[LayerSpec], entering: Shape) -> Iterator[LayerSpec]:
+    """Those with padding that numbers of the input can fill, in each mode in turn."""
+    modes: tuple[PaddingMode, ...] = ("reflect", "replicate", "circular")
+    around = ((layer.dilation * (layer.kernel - 1) if layer.same else layer.padding, layer) for layer in layers)
+    fit = [layer for size, layer in around if 0 < size < min(entering[1:])]
+    for place, layer in enumerate(fit):
+        yield replace(layer, padding_mode=modes[place % len(modes)])
+
+
 def _group_norms(plain: LayerSpec, entering: Shape) -> list[LayerSpec]:
     norm = replace(plain, kind="group_norm", width=entering[0], bias=True)
     return [replace(norm, groups=count) for count in _groups(entering) for _ in range(1 if count == 1 else 4)]
@@ -214,7 +225,7 @@ def _takes_groups(allowed: Allowed, entering: Shape) -> bool:
     return allowed.off_the_grid and accepted and allowed.fits(entering[0]) and bool(_groups(entering))
 
 
-def _row_layers(allowed: Allowed, plain: LayerSpec, entering: Shape, spatial: bool) -> list[LayerSpec]:
+def _row_layers(allowed: Allowed, plain: LayerSpec, entering: Shape, spatial: bool) -> list[list[LayerSpec]]:
     """What normalises or mixes rows as they are, or behind a Flatten."""
     reached = math.prod(entering) if spatial else entering[-1]
     if not allowed.off_the_grid or reached > _WIDEST_ROW or not allowed.fits(reached):
@@ -223,28 +234,31 @@ def _row_layers(allowed: Allowed, plain: LayerSpec, entering: Shape, spatial: bo
     layers = _layer_norm(allowed, row)
     if allowed.has("rms-norm"):
         frozen: Freeze = "weight" if plain.frozen in ("weight", "all") else "none"
-        layers.append(replace(row, kind="rms_norm", bias=False, frozen=frozen))
+        layers.append([replace(row, kind="rms_norm", bias=False, frozen=frozen)])
     if len(entering) == 2 and not spatial and allowed.has("attention"):
         layers += _attentions(allowed, row, entering[0])
     return layers
 
 
-def _attentions(allowed: Allowed, row: LayerSpec, positions: int) -> list[LayerSpec]:
-    """Of one head, and thrice as often of several where they are accepted and differ from it; four in all."""
+def _attentions(allowed: Allowed, row: LayerSpec, positions: int) -> list[list[LayerSpec]]:
+    """Of one head, and thrice as often of several where they are accepted and differ from it, masked or not."""
     one, most = replace(row, kind="attention"), row.width
     heads = [count for count in range(2, most + 1) if most % count == 0]
     if not heads or positions == 1 or not allowed.has_form("several-heads"):
-        return [one] * 4
-    return [one, *(replace(one, heads=count) for count in (heads[0], heads[0], heads[-1]))]
+        return [[one]] * 4
+    masks: tuple[Mask, ...] = ("none", "causal")
+    masks += ("keys", "both") if allowed.grid else ()
+    masks = masks if allowed.has_form("masked") else ("none",)
+    return [[one], *([replace(one, heads=n, mask=mask) for mask in masks] for n in (heads[0], heads[0], heads[-1]))]
 
 
-def _layer_norm(allowed: Allowed, row: LayerSpec) -> list[LayerSpec]:
+def _layer_norm(allowed: Allowed, row: LayerSpec) -> list[list[LayerSpec]]:
     """A LayerNorm, with a bias if one without is not accepted."""
     if "layer-norm" not in allowed.accepts:
         return []
     if "layer-norm-without-bias" in allowed.accepts:
-        return [replace(row, kind="layer_norm")]
-    return [replace(row, kind="layer_norm", bias=True)] if "bias" in allowed.accepts else []
+        return [[replace(row, kind="layer_norm")]]
+    return [[replace(row, kind="layer_norm", bias=True)]] if "bias" in allowed.accepts else []
 
 
 def _reached(so_far: ModelSpec) -> tuple[Shape, bool]:

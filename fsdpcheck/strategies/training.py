@@ -143,7 +143,8 @@ def _contribution(
 
 def _model(draw: st.DrawFn, space: CaseSpace, features: Features, outline: _Outline) -> ModelSpec:
     private, shards = outline.family != "none", outline.mesh.row_ranks
-    allowed = Allowed(features.accepts, shards, outline.tiny, private, outline.off_the_grid, space.units)
+    grid = outline.numbers == "grid"
+    allowed = Allowed(features.accepts, shards, outline.tiny, private, outline.off_the_grid, space.units, grid)
     return models.model(draw, allowed)
 
 

@@ -15,6 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fsdpcheck.case import Activation, LayerSpec, ModelSpec
+from fsdpcheck.case.model import Mask
 from fsdpcheck.case.shapes import HEADS, PROJECTIONS, Stage
 
 EPS = 3.0
@@ -73,14 +74,24 @@ class Attention(nn.Module):
 
 
 class SelfAttention(nn.Module):
-    """An nn.MultiheadAttention of [n, T, d] with itself; n may be 0."""
+    """An nn.MultiheadAttention of [n, T, d] with itself, masked as LayerSpec.mask says.
 
-    def __init__(self, width: int, heads: int, bias: bool) -> None:
+    n may be 0, for which torch raises with a key_padding_mask: then none is given, and changes nothing.
+    """
+
+    def __init__(self, width: int, heads: int, bias: bool, mask: Mask) -> None:
         super().__init__()
+        self.mask = mask
         self.add_module(HEADS, nn.MultiheadAttention(width, heads, bias=bias, batch_first=True, device="meta"))
 
     def forward(self, x_nTd: Tensor) -> Tensor:
-        result: Tensor = self.get_submodule(HEADS)(x_nTd, x_nTd, x_nTd, need_weights=False)[0]
+        masks: dict[str, Any] = {}
+        if self.mask in ("causal", "both"):
+            masks |= {"attn_mask": x_nTd.new_ones(x_nTd.shape[1], x_nTd.shape[1]).triu(1).bool(), "is_causal": True}
+        if self.mask in ("keys", "both") and len(x_nTd):
+            left_out = x_nTd.detach()[..., 0] < 0
+            masks["key_padding_mask"] = left_out & (torch.arange(x_nTd.shape[1], device=x_nTd.device) > 0)
+        result: Tensor = self.get_submodule(HEADS)(x_nTd, x_nTd, x_nTd, need_weights=False, **masks)[0]
         return result
 
 
@@ -112,7 +123,7 @@ def _layer(stage: Stage, spec: LayerSpec) -> nn.Module:
         return nn.RMSNorm(spec.width, eps=EPS, device="meta")
     if spec.kind == "attention":
         if spec.heads:
-            return SelfAttention(spec.width, spec.heads, spec.bias)
+            return SelfAttention(spec.width, spec.heads, spec.bias, spec.mask)
         return Attention(spec.width, spec.bias)
     return linear(stage.entering[-1], spec.width, spec.bias)
 
@@ -132,5 +143,5 @@ def _convolution(stage: Stage, spec: LayerSpec) -> nn.Module:
     padding: Any = "same" if spec.same else spec.padding
     return kind(
         stage.entering[0], spec.width, spec.kernel, spec.stride, padding, spec.dilation, spec.groups, spec.bias,
-        device="meta",
+        spec.padding_mode, device="meta",
     )  # fmt: skip

@@ -79,6 +79,41 @@ def convolution_patches_shifted(original: Function, hit: Hit) -> Function:
 
 
 @fault(
+    "norms.conv:padded",
+    "padding_mode that a rule for convolutions does not read, as Opacus 1.6.0's",
+    "clipping.norms",
+    cause="padded with zeros",
+)
+def padding_mode_unread(original: Function, hit: Hit) -> Function:
+    """Convolutions: the norm rule pads with zeros what the layer pads with numbers of its input."""
+
+    def planted(module: Any, x: torch.Tensor) -> Any:
+        if module.padding_mode == "zeros":
+            return original(module, x)
+        hit()
+        (*ends,) = conv._padding(module)
+        return F.pad(x, [amount for both in reversed(ends) for amount in both])
+
+    return planted
+
+
+@fault(
+    "norms.multihead_attention:_mask",
+    "a mask that is not read, https://github.com/pytorch/pytorch/issues/118025",
+    "clipping.coefficients",
+    cause="attention is run again without its mask",
+)
+def attention_run_again_without_masks(original: Function, hit: Hit) -> Function:
+    """nn.MultiheadAttention: what lies between its projections is run again without its masks."""
+
+    def planted(*given: Any) -> Any:
+        if original(*given) is not None:
+            hit()
+
+    return planted
+
+
+@fault(
     "norms.group_norm:normalised",
     "statistics of a GroupNorm over the wrong axes",
     "clipping.norms",

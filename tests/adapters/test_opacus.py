@@ -9,6 +9,7 @@ import importlib.metadata
 import importlib.util
 from collections.abc import Iterator
 from fractions import Fraction
+from typing import get_args
 
 import pytest
 import torch
@@ -26,6 +27,7 @@ from fsdpcheck.case import (
     StepSpec,
     TrainingCase,
 )
+from fsdpcheck.case.model import PaddingMode
 from fsdpcheck.case.sampler import SamplingSpec
 from fsdpcheck.case.validation import is_power_of_two
 from fsdpcheck.checks.clipping import assert_norms_exact
@@ -91,6 +93,26 @@ def test_the_padding_row_counts_in_the_norm(engine: Engine) -> None:
         assert_norms_exact(run(padded, observe={"norms"}), run.answer(padded))
     assert float(found.value.got) == 3.0
     assert run.answer(padded).steps[0].squared_norms.tolist() == [5.0]
+
+
+@pytest.mark.parametrize("mode", get_args(PaddingMode))
+def test_convolutions_are_taken_for_padded_with_zeros(engine: Engine, mode: PaddingMode) -> None:
+    """Those of zeros are right, and no others."""
+    signals = [
+        case(
+            ModelSpec((LayerSpec(2, kind="conv", kernel=3, padding=1, padding_mode=one),), "signal", 2, 3),
+            (2,),
+            "probe",
+        )
+        for one in (mode, "zeros")
+    ]
+    run = Run(engine, f"{HERE}:padding_mode")
+    got, zeros = (run(each, observe={"norms"}) for each in signals)
+    assert_norms_exact(zeros, run.answer(signals[1]))
+    if mode == "zeros":
+        return
+    with pytest.raises(Violation, match="norms are wrong"):
+        assert_norms_exact(got, run.answer(signals[0]))
 
 
 @pytest.mark.parametrize(("rows", "ranks", "raises"), [(1, 2, True), (2, 2, False), (2, 3, True), (4, 3, False)])
@@ -205,7 +227,7 @@ def test_noise_is_of_the_scale_that_is_asked_for_on_every_number_of_ranks(engine
 @pytest.mark.parametrize("noise", ["a_little_less", "a_little_more", "twice", "as_asked"])
 def test_noise_of_another_scale_is_found(noise: str, engine: Engine) -> None:
     run = Run(engine, f"tests/toys/noisier.py:{noise}")
-    (noisy,) = large(run.features, (2,))
+    noisy, *_ = large(run.features, (2,))
     execution, answer = run(noisy, observe={"grads"}), run.answer(noisy)
     if noise == "as_asked":
         assert_noise_scale(execution, answer)

@@ -22,6 +22,10 @@ from tests.common.tables import each
 
 ROUTED = ModelSpec((LayerSpec(1, used="routed"), LayerSpec(2)))
 REUSED = ModelSpec((LayerSpec(1, used="twice"), LayerSpec(2)))
+PADDED_IN_A_CIRCLE = ModelSpec(
+    (LayerSpec(1, kind="conv", kernel=2, padding=1, padding_mode="circular"),), "signal", length=2
+)
+MASKED = ModelSpec((LayerSpec(2, kind="attention", heads=2, mask="causal"),), "tokens", features=2)
 DROPPED = ModelSpec((LayerSpec(1, used="dropped"), LayerSpec(2)))
 ONE_ROW = ModelSpec((LayerSpec(1, used="for all"), LayerSpec(2)))
 UNEQUAL = replace(SMALLEST, mesh=MeshSpec(2), step=StepSpec(micro_batches=2, sync_every=False, unequal=True))
@@ -113,6 +117,8 @@ NEEDED: list[tuple[Trait, TrainingCase]] = [
     ("routed-alone", TrainingCase(replace(DROPPED, units=(1, 1)))),
     ("several-heads-private", private(ModelSpec((LayerSpec(2, kind="attention", heads=2),), "tokens", features=2))),
     ("same-padding-private", private(ModelSpec((LayerSpec(1, kind="conv", kernel=2, same=True),), "signal", length=2))),
+    ("padding-mode-private", private(PADDED_IN_A_CIRCLE)),
+    ("masked-private", private(MASKED)),
     ("mean-bags-private", private(ModelSpec((LayerSpec(1),), "bags", bags="mean"))),
     ("evaluation", replace(SMALLEST, step=StepSpec(evaluates="no_grad"))),
     ("inference-mode", replace(SMALLEST, step=StepSpec(evaluates="inference_mode"))),

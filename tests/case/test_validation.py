@@ -30,6 +30,8 @@ WORDS = [
     {"step": StepSpec(optimizer=OptimizerSpec(groups="nonsense"))},  # type: ignore[arg-type]
     {"model": ModelSpec((LayerSpec(1, used="nonsense"),))},  # type: ignore[arg-type]
     {"model": ModelSpec((LayerSpec(1),), bags="nonsense")},  # type: ignore[arg-type]
+    {"model": ModelSpec((LayerSpec(1, padding_mode="nonsense"),))},  # type: ignore[arg-type]
+    {"model": ModelSpec((LayerSpec(1, mask="nonsense"),))},  # type: ignore[arg-type]
     {"step": StepSpec(optimizer=OptimizerSpec("nonsense"))},  # type: ignore[arg-type]
     {"step": StepSpec(optimizer=OptimizerSpec(schedule="nonsense"))},  # type: ignore[arg-type]
     {"arithmetic": Arithmetic("nonsense")},  # type: ignore[arg-type]
@@ -189,6 +191,30 @@ REFUSED: list[tuple[str, dict[str, Any]]] = [
     (r"layers\[0\].same: got True", on("signal", LayerSpec(1, kind="conv", padding=1, same=True))),
     (r"layers\[0\].same: got True", on("signal", LayerSpec(1, kind="conv", stride=2, same=True))),
     (r"layers\[0\].same: got True", {"model": ModelSpec((LayerSpec(1, same=True),))}),
+    (r"layers\[0\].mask: got 'causal', wanted .* without heads", {"model": ModelSpec((LayerSpec(2, mask="causal"),))}),
+    (
+        "model.layers.mask: got 'keys of each sample', wanted .* with real numbers",
+        {
+            "model": ModelSpec((LayerSpec(2, kind="attention", heads=2, mask="both"),), "sequence", features=2),
+            "arithmetic": Arithmetic(project=False, numbers="real"),
+        },
+    ),
+    (
+        r"layers\[0\].padding_mode: got 'reflect', wanted zeros for linear",
+        {"model": ModelSpec((LayerSpec(1, padding_mode="reflect"),))},
+    ),
+    (
+        r"layers\[0\].padding_mode: got 'circular with 0', wanted .* less than 3",
+        on("signal", LayerSpec(1, kind="conv", padding_mode="circular")),
+    ),
+    (
+        r"layers\[0\].padding_mode: got 'reflect with 3', wanted .* less than 3",
+        on("signal", LayerSpec(1, kind="conv", padding=3, padding_mode="reflect")),
+    ),
+    (
+        r"layers\[0\].padding_mode: got 'reflect with 4', wanted .* less than 3",
+        on("signal", LayerSpec(1, kind="conv", kernel=3, dilation=2, same=True, padding_mode="reflect")),
+    ),
     ("model.bags: got 'mean'", {"model": ModelSpec((LayerSpec(1),), bags="mean")}),
     ("model.tied", {"model": ModelSpec((LayerSpec(1), LayerSpec(1, used="twice")), tied=(0, 1))}),
     (

@@ -51,6 +51,7 @@ SHOWS = {
     "opacus_one_stream_on_all_ranks": "got 256, wanted about 128",
     "opacus_padding_row_in_norms": "got [2.236",
     "opacus_sum_is_a_mean_over_ranks": "got [1.0, -1.0], wanted [2.0, -2.0]",
+    "opacus_padding_mode_unread": "got [3.0, 0.0], wanted [5.0, 1.0]",
     "opacus_trains_padding_row": ", wanted 0.0",
     "opacus_weight_beside_its_layer": "got [5.0, 1.0], wanted [10.0, 2.0]",
     "sequence_parallel_thaws": "SequenceParallel thawed",

@@ -28,7 +28,7 @@ from fsdpcheck.case import (
     StepSpec,
     TrainingCase,
 )
-from fsdpcheck.case.model import Bags
+from fsdpcheck.case.model import Bags, Mask, PaddingMode
 from fsdpcheck.exact import surrogates
 from fsdpcheck.workload import batches, layers, models
 from fsdpcheck.workload.layers import EPS
@@ -75,11 +75,21 @@ SPECS = {
         features=2,
         length=3,
     ),
+    "padded with what arrives": ModelSpec(
+        (
+            LayerSpec(2, True, kind="conv", kernel=2, padding=1, padding_mode="reflect"),
+            LayerSpec(2, kind="conv", kernel=2, stride=2, padding=2, padding_mode="circular"),
+            LayerSpec(2, kind="conv", kernel=2, dilation=2, groups=2, same=True, padding_mode="replicate"),
+        ),
+        "image",
+        features=1,
+        length=3,
+    ),
     "means of bags": ModelSpec((LayerSpec(3),), "bags", 2, length=3, vocabulary=3, padding_idx=1, bags="mean"),
     "heads": ModelSpec(
         (
             LayerSpec(4, True, kind="attention", heads=2),
-            LayerSpec(4, kind="attention", heads=4, frozen="weight"),
+            LayerSpec(4, kind="attention", heads=4, frozen="weight", mask="causal"),
             LayerSpec(4, True, kind="attention", heads=1, frozen="bias"),
             LayerSpec(4, used="dropped"),
         ),
@@ -87,6 +97,16 @@ SPECS = {
         features=4,
         length=3,
         units=(1, 3),
+    ),
+    "masks": ModelSpec(
+        (
+            LayerSpec(4, True, kind="attention", heads=2, mask="causal"),
+            LayerSpec(4, True, kind="attention", heads=1, mask="keys"),
+            LayerSpec(4, kind="attention", heads=4, mask="both"),
+        ),
+        "sequence",
+        features=4,
+        length=3,
     ),
     "volume": ModelSpec(
         (LayerSpec(2, True, kind="conv", kernel=2, frozen="bias"), LayerSpec(2, kind="rms_norm"), LayerSpec(3, True)),
@@ -114,6 +134,8 @@ CASES = {
     for name, spec in SPECS.items()
 }
 EVERY = each("case", CASES.values(), ids=CASES.keys())
+REAL = [name for name, spec in SPECS.items() if not {layer.mask for layer in spec.layers} & {"keys", "both"}]
+"""Those that may have real numbers."""
 
 
 @EVERY
@@ -172,7 +194,7 @@ def _by_hand(case: TrainingCase, model: nn.Module, hidden: Tensor) -> Tensor:
 def _layer_by_hand(case: TrainingCase, layer: models.Layer, parameters: dict[str, Tensor], x: Tensor) -> Tensor:
     spec = layer.stage.spec
     if spec is not None and spec.heads:
-        return _heads_by_hand(parameters, x, spec.heads)
+        return _heads_by_hand(parameters, x, spec)
     if layer.kind == "attention":
         return _attention_by_hand(parameters, x)
     weight, bias = parameters["weight"], parameters.get("bias")
@@ -209,14 +231,21 @@ def _attention_by_hand(parameters: dict[str, Tensor], x_bTd: Tensor) -> Tensor:
     return linear("output", torch.softmax(scores, -1) @ linear("value", x_bTd))
 
 
-def _heads_by_hand(parameters: dict[str, Tensor], x_bTd: Tensor, heads: int) -> Tensor:
-    """Each head by itself, on its own rows of the three projections."""
+def _heads_by_hand(parameters: dict[str, Tensor], x_bTd: Tensor, spec: LayerSpec) -> Tensor:
+    """Each head by itself, on its own rows of the three projections; what is masked has no share."""
+    heads, length = spec.heads, x_bTd.shape[1]
     weights, width = parameters["heads.in_proj_weight"].chunk(3), x_bTd.shape[-1] // heads
+    left_out = torch.zeros(len(x_bTd), length, length, dtype=torch.bool)
+    for sample, position, key in itertools.product(range(len(x_bTd)), range(length), range(length)):
+        later = spec.mask in ("causal", "both") and key > position
+        negative = spec.mask in ("keys", "both") and key > 0 and bool(x_bTd[sample, key, 0] < 0)
+        left_out[sample, position, key] = later or negative
     biases = parameters["heads.in_proj_bias"].chunk(3) if "heads.in_proj_bias" in parameters else (None,) * 3
     q, k, v = (_plus(x_bTd @ weight.T, bias) for weight, bias in zip(weights, biases, strict=True))
     mixed = []
     for own in (slice(head * width, (head + 1) * width) for head in range(heads)):
-        mixed.append(torch.softmax(q[..., own] @ k[..., own].mT / width**0.5, -1) @ v[..., own])
+        scores = (q[..., own] @ k[..., own].mT / width**0.5).masked_fill(left_out, -torch.inf)
+        mixed.append(torch.softmax(scores, -1) @ v[..., own])
     return _plus(torch.cat(mixed, -1) @ parameters["heads.out_proj.weight"].T, parameters.get("heads.out_proj.bias"))
 
 
@@ -225,7 +254,7 @@ def _convolution_by_hand(spec: LayerSpec, weight: Tensor, x: Tensor) -> Tensor:
     directions = x.dim() - 2
     reach = spec.dilation * (spec.kernel - 1) + 1
     ends = [(reach - 1) // 2, reach - 1 - (reach - 1) // 2] if spec.same else [spec.padding] * 2
-    x = F.pad(x, ends * directions)
+    x = F.pad(x, ends * directions, mode="constant" if spec.padding_mode == "zeros" else spec.padding_mode)
     starts = [range(0, size - reach + 1, spec.stride) for size in x.shape[2:]]
     y = x.new_zeros(len(x), spec.width, *map(len, starts))
     taken, given = x.shape[1] // spec.groups, spec.width // spec.groups
@@ -246,6 +275,8 @@ def test_every_kind_of_layer_input_and_activation_is_among_the_models() -> None:
     assert {spec.bags for spec in SPECS.values()} == set(get_args(Bags))
     assert {layer.heads for layer in used} == {0, 1, 2, 4}
     assert {layer.same for layer in used} == {False, True}
+    assert {layer.padding_mode for layer in used} == set(get_args(PaddingMode))
+    assert {layer.mask for layer in used} == set(get_args(Mask))
 
 
 @EVERY
@@ -322,10 +353,10 @@ def test_names_and_values_do_not_depend_on_the_grouping(case: TrainingCase) -> N
     assert inside[0] == inside[1]
 
 
-@EVERY
+@each("name", REAL)
 @each("dtype", ["float64", "float32"])
-def test_real_numbers_are_fractions_of_many_bits_in_the_same_ranges(case: TrainingCase, dtype: Dtype) -> None:
-    case = replace(case, arithmetic=Arithmetic(dtype, 3, 2, project=False, numbers="real"))
+def test_real_numbers_are_fractions_of_many_bits_in_the_same_ranges(name: str, dtype: Dtype) -> None:
+    case = replace(CASES[name], arithmetic=Arithmetic(dtype, 3, 2, project=False, numbers="real"))
     bounds = [(value, 3) for value in models.initial_parameters(case).values()]
     bounds += [(batches.targets(case), 3)]
     bounds += [] if case.model.input in ("tokens", "bags") else [(batches.inputs(case), 2)]

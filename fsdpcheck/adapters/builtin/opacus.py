@@ -55,7 +55,7 @@ _ACCEPTS: frozenset[Trait] = frozenset(
         "ragged", "empty-rank", "wrap-around", "micro-batches", "momentum", "weight-decay", "adamw", "float32",
         "rows<ranks", "uneven-rows", "project", "conv-private", "group-norm-private", "rms-norm-private",
         "attention-private", "bags-private", "layer-norm-without-bias", "surrogates", "adam", "schedule", "resume",
-        "real", "secure-noise", "beside-private",
+        "real", "secure-noise", "beside-private", "same-padding-private", "padding-mode-private",
     }
 )  # fmt: skip
 """What Opacus documents, or its examples do, so that what then fails is a finding. Not "tied-private": "Parameter
@@ -70,6 +70,7 @@ KNOWN: dict[Trait, str] = {
     "empty-rank": "norms of an Embedding, a convolution or a normalization raise for 0 samples, on that rank alone",
     "bags-private": "compute_embeddingbag_gradsampler unpacks (input, offsets): bags without offsets raise ValueError",
     "layer-norm-without-bias": "compute_layer_norm_grad_sample asks None for requires_grad: AttributeError",
+    "padding-mode-private": "compute_conv_grad_sample pads with zeros whatever padding_mode says, in silence",
     "beside-private": "hooks see what a layer is called with: a use of its weight without it is in no norm, in silence",
 }
 """Traits that Opacus 1.6.0 accepts and gets wrong, with the cause; each was seen on real gloo processes too."""
@@ -157,6 +158,7 @@ few_rows = GhostFsdp("opacus, rows<ranks", _SOUND | {"rows<ranks", "uneven-rows"
 empty_ranks = GhostFsdp("opacus, empty-rank", _SOUND | {"empty-rank"})
 bags = GhostFsdp("opacus, bags", _SOUND | {"bags-private"})
 unbiased = GhostFsdp("opacus, layer-norm-without-bias", _SOUND | {"layer-norm-without-bias"})
+padding_mode = GhostFsdp("opacus, padding_mode of convolutions", _SOUND | {"padding-mode-private"})
 beside = GhostFsdp("opacus, weights used beside their layers", _SOUND | {"beside-private"})
 summing = GhostFsdp("opacus, loss_reduction sum", _SOUND, "sum")
 poisson = GhostFsdp("opacus, Poisson sampling", _SOUND, poisson="as released")

@@ -42,7 +42,7 @@ ACCEPTS: frozenset[Trait] = frozenset(
         "routed", "routed-private", "reused", "reused-private", "evaluation", "inference-mode",
         "rebuilt", "one-row", "spelled-out-private",
         "unequal-micro-batches", "unit-groups", "several-heads-private", "same-padding-private", "mean-bags-private",
-        "dropped", "dropped-private", "secure-noise",
+        "dropped", "dropped-private", "secure-noise", "padding-mode-private", "masked-private",
     }
 )  # fmt: skip
 
