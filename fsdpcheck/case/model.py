@@ -118,7 +118,8 @@ class ModelSpec:
     a surrogate to be exact.
     ``tied`` names two layers (0-based, among ``layers``) that share one weight; -1 is the Embedding.
     ``units``: sizes of the sharding units, counted over [input stage, if it has parameters] + layers, in order; what is
-    left over stays with the root unit, as does the instrument (see oracle/certificate.py).
+    left over stays with the root unit, as does the instrument (see oracle/certificate.py). ``bare_units``: a unit of
+    one layer is that layer itself, as ``fully_shard(model.head)`` has it, and not a module that holds it.
     ``own``: a model of the user's own; then there are no layers and every other field has its default.
     """
 
@@ -133,6 +134,7 @@ class ModelSpec:
     units: tuple[int, ...] = ()
     own: UserModelSpec | None = None
     bags: Bags = "sum"
+    bare_units: bool = False
 
     @property
     def unit_count(self) -> int:

@@ -22,7 +22,7 @@ _LONGEST = 1 << 20
 
 
 _LATER: dict[str, dict[str, Any]] = {
-    "ModelSpec": {"own": None, "bags": "sum"},
+    "ModelSpec": {"own": None, "bags": "sum", "bare_units": False},
     "LayerSpec": {"used": "once", "heads": 0, "same": False, "padding_mode": "zeros", "mask": "none"},
     "UserModelSpec": {"names": "", "gauge": True, "optimizer": ""},
     "MeshSpec": {"axes": (), "goes_on_at": 0},

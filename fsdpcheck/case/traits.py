@@ -71,6 +71,7 @@ def _model_traits(case: TrainingCase) -> Iterator[Trait]:
         "tied-apart": spec.tied is not None and len({item_units(spec)[n + spec.has_front] for n in spec.tied}) > 1,
         "several-heads-private": case.step.private and any(layer.heads for layer in spec.layers),
         "same-padding-private": case.step.private and any(layer.same for layer in spec.layers),
+        "bare-units": spec.bare_units,
         "padding-mode-private": case.step.private and any(layer.padding_mode != "zeros" for layer in spec.layers),
         "masked-private": case.step.private and any(layer.mask != "none" for layer in spec.layers),
         "mean-bags-private": case.step.private and spec.bags == "mean",

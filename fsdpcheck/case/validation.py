@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from fsdpcheck.case import fields
 from fsdpcheck.case.axes import AXES
 from fsdpcheck.case.refusal import refuse
-from fsdpcheck.case.shapes import SPATIAL, Stage, stages
+from fsdpcheck.case.shapes import SPATIAL, Stage, item_units, stages
 from fsdpcheck.case.traits import OWN_TRAITS
 
 if TYPE_CHECKING:
@@ -100,6 +100,8 @@ def _validate_model(spec: ModelSpec) -> None:
     items = len(spec.layers) + spec.has_front
     if sum(spec.units) > items:
         refuse("model.units", spec.units, f"sizes that add up to at most {items} layers", "make units smaller")
+    if spec.bare_units:
+        _validate_bare_units(spec)
     if spec.padding_idx is not None and spec.input not in ("tokens", "bags"):
         refuse("model.padding_idx", spec.padding_idx, "None without an Embedding", 'set input to "tokens"')
     if spec.padding_idx is not None and not 0 <= spec.padding_idx < spec.vocabulary:
@@ -130,6 +132,16 @@ def _validate_user_model(spec: ModelSpec, own: UserModelSpec) -> None:
             refuse(f"model.own.{name}", value, f"a number from 0 to {_MAX_ELEMENTS}", "choose one in the range")
     if unknown := sorted(set(own.traits) - OWN_TRAITS):
         refuse("model.own.traits", unknown[0], f"traits among {', '.join(sorted(OWN_TRAITS))}", "leave it out")
+
+
+def _validate_bare_units(spec: ModelSpec) -> None:
+    """Whoever calls the layer calls the unit: once in a forward, and nobody but it has its weight."""
+    alone = [place for place, unit in enumerate(item_units(spec)) if unit >= 0 and spec.units[unit] == 1]
+    used = {spec.layers[place - spec.has_front].used for place in alone if place >= spec.has_front}
+    if not alone or used - {"once"} or spec.tied is not None:
+        got = f"units {spec.units}, layers used {', '.join(sorted(used)) or 'never'}, tied {spec.tied}"
+        wanted = "a unit of one layer, each such layer used once, nothing tied"
+        refuse("model.bare_units", f"True with {got}", wanted, "leave it out, or set them")
 
 
 _COPIED = ("replicated", "by-replica")
@@ -268,6 +280,8 @@ def _validate_step(case: TrainingCase) -> None:
     if step.unequal and (step.micro_batches == 1 or step.sync_every or world == 1 or case.layout.kind in _COPIED):
         wanted = "several micro-batches, reduced after the last, of several ranks with samples of their own"
         refuse("step.unequal", True, wanted, "or give all ranks as many")
+    if step.clip_groups == "units" and case.model.bare_units:
+        refuse("step.clip_groups", step.clip_groups, '"all" where units are bare: they hold no gauge', "set it")
     if step.clip_groups != "all" and not (step.private and case.model.units and case.arithmetic.numbers == "grid"):
         wanted = '"all" without clipping, without inner units, and with real numbers'
         refuse("step.clip_groups", step.clip_groups, wanted, "set it")

@@ -20,6 +20,7 @@ Trait = Literal[
     "unit-groups",
     "several-heads-private", "same-padding-private", "mean-bags-private", "dropped", "dropped-private",
     "secure-noise", "beside-private", "across-samples-private", "padding-mode-private", "masked-private",
+    "bare-units",
 ]  # fmt: skip
 """A key of TRAITS; ``Case.requires()`` gives a case's set, and ``Features.accepts`` must cover it."""
 
@@ -144,6 +145,7 @@ TRAITS: Final[Mapping[Trait, TraitRow]] = {
                                        low_precision="none"),
     "padding-mode-private": TraitRow("a convolution that is padded with numbers of its input, under per-sample"
                                      " clipping", _RULE, low_precision="none"),
+    "bare-units": TraitRow("a unit that is a layer itself", ("Setup.units",)),
     "masked-private": TraitRow("an nn.MultiheadAttention with masks, under per-sample clipping", _RULE,
                                low_precision="none"),
 }  # fmt: skip

@@ -37,6 +37,7 @@ def _describe_model(spec: ModelSpec) -> str:
     tied = "" if spec.tied is None else f"; layers {spec.tied[0]} and {spec.tied[1]} share one weight"
     left = len(spec.layers) + spec.has_front - sum(spec.units)
     units = f"units of {', '.join(map(str, spec.units))} layers" if spec.units else "no inner unit"
+    units += ", of one layer the layer itself" * spec.bare_units
     return f"model: {' -> '.join(parts)}{tied}; {units}, {left} left to the root"
 
 

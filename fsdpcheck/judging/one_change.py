@@ -179,7 +179,7 @@ def _of_normaliser_1(case: TrainingCase) -> TrainingCase:
 
 
 def _one_unit(case: TrainingCase) -> TrainingCase:
-    return _fitting(case, model=replace(case.model, units=()))
+    return _fitting(case, model=replace(case.model, units=(), bare_units=False))
 
 
 def _even(case: TrainingCase) -> TrainingCase:
@@ -235,6 +235,7 @@ CHANGES: Final = (
     _of_kind("group_norm", "linear layers for group norms"),
     _of_kind("layer_norm", "linear layers for layer norms"),
     _of_kind("rms_norm", "linear layers for RMS norms"),
+    _of_part("units that hold their layers", "model", {"bare_units": False}),
     _of_part("nothing tied", "model", {"tied": None}),
     _of_part("no LayerNorm in front", "model", {"layer_norm": False}),
     _of_part("no padding_idx", "model", {"padding_idx": None}),

@@ -73,7 +73,7 @@ def _of_the_model(case: TrainingCase, features: Features, steps: Sequence[int]) 
                 yield from (partial(_of_steps, one, features, number) for number in sorted({*steps}))
         for used in ("twice", "for all", "dropped"):
             yield from (partial(replace, one) for one in _with_layer(case, used) if features.takes(one))
-    yield from (partial(replace, one) for one in _wider(case) if features.takes(one))
+    yield from (partial(replace, one) for one in (*_wider(case), *_bare(case)) if features.takes(one))
 
 
 def stays_exact(step: StepSpec, dtype: Dtype) -> bool:
@@ -120,6 +120,17 @@ def _may_be_square(case: TrainingCase, stage: Stage) -> bool:
 
 def _exchanged(model: ModelSpec, place: int, layer: LayerSpec) -> ModelSpec:
     return replace(model, layers=(*model.layers[:place], layer, *model.layers[place + 1 :]))
+
+
+def _bare(case: TrainingCase) -> Iterator[TrainingCase]:
+    """Units of one layer are the layers themselves."""
+    model = case.model
+    if 1 in model.units and model.tied is None and case.step.clip_groups == "all" and _once(model):
+        yield replace(case, model=replace(model, bare_units=True))
+
+
+def _once(model: ModelSpec) -> bool:
+    return all(layer.used == "once" for layer in model.layers)
 
 
 def _wider(case: TrainingCase) -> Iterator[TrainingCase]:

@@ -16,7 +16,7 @@ from torch.nn import functional
 
 from fsdpcheck.case import Dtype, Numbers, TrainingCase, UserModelSpec, prng
 from fsdpcheck.case.model import Used
-from fsdpcheck.case.shapes import Shape, Stage, StageKind, body_output, stages
+from fsdpcheck.case.shapes import HEADS, Shape, Stage, StageKind, body_output, stages
 from fsdpcheck.workload import clip_groups, layers, numerics
 from fsdpcheck.workload.clip_groups import INSTRUMENT
 from fsdpcheck.workload.losses import OwnLoss, PerSampleLoss
@@ -310,7 +310,17 @@ def unit_names(case: TrainingCase) -> tuple[tuple[str, ...], ...]:
     """Canonical module names of the inner sharding units, one tuple a unit, in forward order; the root is implied."""
     if case.model.own is not None:
         return tuple((f"model.{name}",) for name in case.model.own.units)
-    return tuple((f"units.{index}",) for index in range(len(case.model.units)))
+    units = [f"units.{index}" for index in range(len(case.model.units))]
+    if case.model.bare_units:
+        held = {unit: [layer for layer in layer_names(case) if layer.name.startswith(f"{unit}.")] for unit in units}
+        units = [_bare(own[0]) if len(own) == 1 else unit for unit, own in held.items()]
+    return tuple((unit,) for unit in units)
+
+
+def _bare(layer: Layer) -> str:
+    """The module whose own the parameters of a layer are, or the layer where several have them."""
+    heads = layer.stage.spec is not None and layer.stage.spec.heads
+    return f"{layer.name}.{HEADS}" if heads else layer.name
 
 
 def unit_of(case: TrainingCase, parameter: str) -> str:

@@ -119,6 +119,7 @@ NEEDED: list[tuple[Trait, TrainingCase]] = [
     ("same-padding-private", private(ModelSpec((LayerSpec(1, kind="conv", kernel=2, same=True),), "signal", length=2))),
     ("padding-mode-private", private(PADDED_IN_A_CIRCLE)),
     ("masked-private", private(MASKED)),
+    ("bare-units", TrainingCase(ModelSpec((LayerSpec(1), LayerSpec(1)), units=(1,), bare_units=True))),
     ("mean-bags-private", private(ModelSpec((LayerSpec(1),), "bags", bags="mean"))),
     ("evaluation", replace(SMALLEST, step=StepSpec(evaluates="no_grad"))),
     ("inference-mode", replace(SMALLEST, step=StepSpec(evaluates="inference_mode"))),

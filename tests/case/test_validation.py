@@ -215,6 +215,20 @@ REFUSED: list[tuple[str, dict[str, Any]]] = [
         r"layers\[0\].padding_mode: got 'reflect with 4', wanted .* less than 3",
         on("signal", LayerSpec(1, kind="conv", kernel=3, dilation=2, same=True, padding_mode="reflect")),
     ),
+    ("model.bare_units: got 'True with units", {"model": ModelSpec((LayerSpec(1),), bare_units=True)}),
+    ("model.bare_units", {"model": ModelSpec((LayerSpec(1), LayerSpec(1)), units=(2,), bare_units=True)}),
+    ("model.bare_units", {"model": ModelSpec((LayerSpec(1, used="twice"),), units=(1,), bare_units=True)}),
+    (
+        "model.bare_units: .* tied",
+        {"model": ModelSpec((LayerSpec(1), LayerSpec(1)), units=(1, 1), tied=(0, 1), bare_units=True)},
+    ),
+    (
+        "step.clip_groups: got 'units'",
+        {
+            "model": ModelSpec((LayerSpec(1),), units=(1,), bare_units=True),
+            "step": StepSpec(clipping="exact", clip_groups="units"),
+        },
+    ),
     ("model.bags: got 'mean'", {"model": ModelSpec((LayerSpec(1),), bags="mean")}),
     ("model.tied", {"model": ModelSpec((LayerSpec(1), LayerSpec(1, used="twice")), tied=(0, 1))}),
     (

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import get_args
 
 from fsdpcheck.adapters.contract import Features
@@ -66,6 +67,21 @@ def test_a_unit_that_may_be_left_out_is_drawn_where_it_is_taken() -> None:
     assert any("routed-alone" in one.requires() for one in changed(alone))
     inside = Features(ALL.promises, ALL.accepts - {"routed-alone"})
     assert not any("routed" in one.requires() for one in changed(alone, inside))
+
+
+def test_units_of_one_layer_are_bare_where_nothing_else_calls_the_layer_or_has_its_weight() -> None:
+    layers = (LayerSpec(3), LayerSpec(3), LayerSpec(3))
+    model = ModelSpec(layers, features=3, units=(1, 2))
+    assert sum(one.model.bare_units for one in changed(TrainingCase(model, arithmetic=PLAIN))) == 1
+    twice = replace(model, layers=(LayerSpec(3, used="twice"), *layers[1:]))
+    apart = StepSpec(clipping="exact", clip_groups="units")
+    for case in (
+        TrainingCase(replace(model, units=(2,)), arithmetic=PLAIN),
+        TrainingCase(twice, arithmetic=PLAIN),
+        TrainingCase(replace(model, tied=(0, 1)), arithmetic=PLAIN),
+        TrainingCase(model, step=apart, arithmetic=PLAIN),
+    ):
+        assert not any(one.model.bare_units for one in changed(case))
 
 
 def test_a_last_linear_is_made_square_where_its_rows_stay_as_even_as_they_were() -> None:

@@ -267,6 +267,21 @@ def _convolution_by_hand(spec: LayerSpec, weight: Tensor, x: Tensor) -> Tensor:
     return y
 
 
+def test_a_bare_unit_is_the_module_that_has_the_parameters_of_its_one_layer() -> None:
+    layers = (LayerSpec(2), LayerSpec(2, kind="attention", heads=2), LayerSpec(2, True, "relu"), LayerSpec(2))
+    case = TrainingCase(ModelSpec(layers, "sequence", features=2, units=(1, 1, 2), bare_units=True))
+    model = models.build(case)
+    bare = {name: model.get_submodule(name) for (name,) in models.unit_names(case)}
+    kinds = {name: type(unit) for name, unit in bare.items()}
+    assert kinds == {
+        "units.0.linear0": nn.Linear,
+        "units.1.attention1.heads": nn.MultiheadAttention,
+        "units.2": nn.Sequential,
+    }
+    held = {name: parameter for name, parameter in model.named_parameters() if not name.startswith(("tail", "instr"))}
+    assert {name for unit in bare for name in held if name.startswith(f"{unit}.")} == held.keys()
+
+
 def test_every_kind_of_layer_input_and_activation_is_among_the_models() -> None:
     used = [layer for spec in SPECS.values() for layer in spec.layers]
     assert {layer.kind for layer in used} == set(get_args(LayerKind))

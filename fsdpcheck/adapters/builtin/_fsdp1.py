@@ -56,7 +56,8 @@ class Fsdp1:
 
     features = Features(
         promises=PROMISES,
-        accepts=ORDINARY - {"parameter-groups", "inference-mode"} | {"routed"},  # its pieces all have one dimension
+        accepts=ORDINARY - {"parameter-groups", "inference-mode"}
+        | {"routed", "bare-units"},  # its pieces all have one dimension
         observables=frozenset({"params", "grads", "grad_norm"}),
         arithmetic=ArithmeticRule(unused="zero-in-used-unit"),
         global_norm=GlobalNormRule(nested=True, dtype="float32", eps=1e-6),

@@ -31,7 +31,8 @@ class FullyShard:
 
     features = Features(
         promises=frozenset({"plain", "global-norm", "sharded", "epochs", "thawing", *_LIFECYCLE, *_FEATURES}),
-        accepts=ORDINARY - {"inference-mode"} | {"matrix-optimizer", "row-optimizer", "thawed", "frozen-again"},
+        accepts=ORDINARY - {"inference-mode"}
+        | {"matrix-optimizer", "row-optimizer", "thawed", "frozen-again", "bare-units"},
         observables=frozenset({"params", "grads", "grad_norm"}),
         reasons={
             **PLAIN_REASONS,

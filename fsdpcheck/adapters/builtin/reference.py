@@ -43,6 +43,7 @@ ACCEPTS: frozenset[Trait] = frozenset(
         "rebuilt", "one-row", "spelled-out-private",
         "unequal-micro-batches", "unit-groups", "several-heads-private", "same-padding-private", "mean-bags-private",
         "dropped", "dropped-private", "secure-noise", "padding-mode-private", "masked-private",
+        "bare-units",
     }
 )  # fmt: skip
 
