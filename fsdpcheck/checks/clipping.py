@@ -48,11 +48,11 @@ def assert_norms_exact(execution: Execution, answer: Answer) -> None:
     Under a nested rule: within its proven bound of them. Steps are compared as long as they start from the answer's
     parameters.
     """
-    bound = bounds.sample_norm_bound(answer)
+    bound, rooms = bounds.sample_norm_bound(answer), _scaling_rooms(answer)
 
     def wrong(step: StepAnswer, row: int, got: float) -> bool:
-        squared = Fraction(float(step.squared_norms[row]))
-        return not _near_root(got, squared, bound)
+        squared, room = Fraction(float(step.squared_norms[row])), rooms[id(step)][row]
+        return not _near_root(got, squared, bound) and not _near_by(got, bounds.square_root(squared), bound, room)
 
     _assert_rows(execution, answer, "norms", wrong if bound else None)
 
@@ -62,11 +62,12 @@ def assert_factors(execution: Execution, answer: Answer) -> None:
 
     Under a nested rule: within the bound that follows from that of the norms.
     """
-    bound = bounds.factor_bound(answer)
+    bound, rooms = bounds.factor_bound(answer), _scaling_rooms(answer)
 
     def wrong(step: StepAnswer, row: int, got: float) -> bool:
-        exact = bounds.exact_factor(answer, step, row)
-        return not math.isfinite(got) or abs(Fraction(got) - exact) > bound * exact
+        room = rooms[id(step)][row]
+        further = bounds.factor_room(answer, step, row, room) if room else Fraction(0)
+        return not _near_by(got, bounds.exact_factor(answer, step, row), bound, further)
 
     _assert_rows(execution, answer, "factors", wrong if bound else None)
 
@@ -235,6 +236,16 @@ def _near_root(got: float, squared: Fraction, bound: Fraction) -> bool:
     return max(1 - bound, Fraction(0)) ** 2 * squared <= Fraction(got) ** 2 <= (1 + bound) ** 2 * squared
 
 
+def _near_by(got: float, exact: Fraction, bound: Fraction, room: Fraction) -> bool:
+    """Whether got lies within a relative ``bound`` of what is itself within ``room`` of ``exact``."""
+    return math.isfinite(got) and abs(Fraction(got) - exact) <= bound * (exact + room) + room
+
+
+def _scaling_rooms(answer: Answer) -> dict[int, list[Fraction]]:
+    """By the id of each step; see bounds.scaling_rooms."""
+    return {id(step): bounds.scaling_rooms(answer, step) for step in answer.steps}
+
+
 def _near_norm(got: float, squared: Fraction, bound: Fraction, rule: GlobalNormRule) -> bool:
     """Whether got lies within a relative ``bound`` of the rule's norm of ``squared``; decided exactly without an eps,
     and to 200 bits with one."""
@@ -251,12 +262,13 @@ def _probe_rows(
     case = answer.case
     wanted = torch.zeros(models.instrument_rows(case), 1, dtype=torch.float64)
     room, other = torch.zeros_like(wanted), column(square_roots.other_factors(answer, step), group)
+    scaled = bounds.scaled_factor_bound(answer, step)
     for row, (sample, count) in enumerate(zip(step.samples, step.multiplicity, strict=True)):
         shown = Fraction(float(column(step.factors, group)[row]))
         exact = bounds.exact_factor(answer, step, row, group) if answer.rule.nested else shown
         weight = Fraction(models.loss_scale(case)) * count / Fraction(case.step.normaliser)
         apart, exact = abs(Fraction(float(other[row])) - shown) * weight, exact * weight
-        relative = bounds.factor_bound(answer) + bounds.probe_bound(case, count, contracted)
+        relative = bounds.factor_bound(answer) + bounds.probe_bound(case, count, contracted) + 2 * scaled
         place = sample - k * case.layout.batch_size
         wanted[place, 0] = float(exact)
         error = relative * (exact + apart) + apart + abs(Fraction(float(wanted[place, 0])) - exact)
@@ -285,7 +297,8 @@ def _weights(execution: Execution, answer: Answer, k: int, step: StepAnswer) -> 
         places = [sample - k * case.layout.batch_size for sample in step.samples]
         most = max((bounds.probe_bound(case, m) for m in step.multiplicity), default=Fraction(0))
         return rows_R[places] / models.loss_scale(case), most
-    return _right_weights(answer, step, 0), bounds.weight_bound(answer)
+    further = 2 * bounds.scaled_factor_bound(answer, step)
+    return _right_weights(answer, step, 0), bounds.weight_bound(answer) + further
 
 
 def _right_weights(answer: Answer, step: StepAnswer, group: int) -> Tensor:

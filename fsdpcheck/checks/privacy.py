@@ -178,7 +178,8 @@ def _room(answer: Answer, step: StepAnswer) -> Fraction:
         return Fraction(0)
     counts = torch.tensor(step.multiplicity, dtype=torch.float64)
     weights = step.factors.double() * counts.reshape(-1, *[1] * (step.factors.dim() - 1)) / answer.case.step.normaliser
-    off = bounds.clipped_gradient_bound(answer, step, weights, 2 * _of_factors(answer))
+    relative = 2 * (_of_factors(answer) + bounds.scaled_factor_bound(answer, step))
+    off = bounds.clipped_gradient_bound(answer, step, weights, relative)
     squares = sum((Fraction(value) ** 2 for each in off.values() for value in each.flatten().tolist()), Fraction(0))
     return _root_above(squares)
 

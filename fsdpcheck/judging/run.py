@@ -287,7 +287,8 @@ def _answer(
     unused = conventions.unused
     if unused == "zero-if-private":
         unused = "zero" if case.step.private else "none"
-    rule = ArithmeticRule(conventions.averaging, autocast=conventions.autocast)
+    divides = conventions.divides_by_share and factor.nested  # elsewhere no bound asks
+    rule = ArithmeticRule(conventions.averaging, divides, autocast=conventions.autocast)
     if forced is not None:
         return _proved(case, factor, replace(rule, unused=unused), forced)
     answer = _proved(case, factor, rule)

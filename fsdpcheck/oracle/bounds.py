@@ -79,6 +79,51 @@ def sample_norm_bound(answer: Answer) -> Fraction:
     return nested_norm_bound((1, len(answer.trainable)), UNIT_ROUNDOFF[answer.case.arithmetic.dtype])
 
 
+def scaling_rooms(answer: Answer, step: StepAnswer) -> list[Fraction]:
+    """By how much each sample's norm may be off, where its losses are divided by a number of samples, and scaled back.
+
+    So does who takes the mean over a rank's samples and multiplies backprops by their number: a third of a gradient is
+    on no grid, so each operation of the backward pass may round. Zero where no rank has a number of samples that is no
+    power of two, and under a rule that is not nested, or does not divide by a share.
+    """
+    case = answer.case
+    (k,) = (number for number, one in enumerate(answer.steps) if one is step)
+    sizes = {len(chunk) for own in batches.indices(case, k) for chunk in own}
+    divides = answer.rule.nested and answer.arithmetic.divides_by_share
+    if not divides or not any(size & (size - 1) for size in sizes):
+        return [Fraction(0)] * len(step.samples)
+    paths, bound = absolute_gradients(case, step), path_bound(case)
+    of_row = ([value[row] for value in paths.values()] for row in range(len(step.samples)))
+    return [bound * square_root(exact_square_sum(own)) for own in of_row]
+
+
+def factor_room(answer: Answer, step: StepAnswer, row: int, room: Fraction) -> Fraction:
+    """By how much a clip factor may be off where its norm is by ``room``."""
+    norm = exact_norm(answer, step, row)
+    right, *others = (_factor(answer, n) for n in (norm, max(norm - room, Fraction(0)), norm + room))
+    return max(abs(other - right) for other in others)
+
+
+def scaled_factor_bound(answer: Answer, step: StepAnswer) -> Fraction:
+    """The largest relative error of a step's clip factors that ``scaling_rooms`` brings, beside ``factor_bound``."""
+    rooms = scaling_rooms(answer, step)
+    found = (factor_room(answer, step, row, room) / exact_factor(answer, step, row) for row, room in enumerate(rooms))
+    return max(found, default=Fraction(0)) if any(rooms) else Fraction(0)
+
+
+def exact_norm(answer: Answer, step: StepAnswer, row: int, group: int = 0) -> Fraction:
+    """The norm of one sample (in one clipping group), to 200 bits."""
+    return norm_of(Fraction(float(step.group_squares[row, group])), answer.rule.norm)
+
+
+def _factor(answer: Answer, norm: Fraction, group: int = 0) -> Fraction:
+    return (
+        min(Fraction(1), Fraction(answer.clip_norms[group]) / (norm + Fraction(answer.rule.eps)))
+        if norm
+        else Fraction(1)
+    )
+
+
 def factor_bound(answer: Answer) -> Fraction:
     """Relative error of a clip factor under a nested rule: the norm's, then n + eps, the reciprocal, times C.
 
@@ -105,11 +150,9 @@ def weight_bound(answer: Answer) -> Fraction:
 
 def exact_factor(answer: Answer, step: StepAnswer, row: int, group: int = 0) -> Fraction:
     """The clip factor of one sample (in one clipping group) to 200 bits: min(1, C / (n + eps))."""
-    squared = Fraction(float(step.group_squares[row, group]))
     if answer.case.step.clipping in ("none", "unclipped"):
         return Fraction(1)
-    norm = norm_of(squared, answer.rule.norm) + Fraction(answer.rule.eps)
-    return min(Fraction(1), Fraction(answer.clip_norms[group]) / norm) if norm else Fraction(1)
+    return _factor(answer, exact_norm(answer, step, row, group), group)
 
 
 def norm_of(squared: Fraction, rule: NormRule) -> Fraction:

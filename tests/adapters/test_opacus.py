@@ -8,6 +8,7 @@ from __future__ import annotations
 import importlib.metadata
 import importlib.util
 from collections.abc import Iterator
+from dataclasses import replace
 from fractions import Fraction
 from typing import get_args
 
@@ -38,9 +39,11 @@ from fsdpcheck.checks.training import assert_parameters_equal
 from fsdpcheck.engines.base import Engine
 from fsdpcheck.engines.simulated import SimulatedEngine
 from fsdpcheck.errors import NotExact
+from fsdpcheck.findings import tokens
 from fsdpcheck.findings.violation import Violation
 from fsdpcheck.judging.registry import chapters
 from fsdpcheck.judging.run import Run
+from fsdpcheck.oracle import bounds
 from fsdpcheck.strategies import enumeration
 
 pytestmark = pytest.mark.skipif(
@@ -113,6 +116,28 @@ def test_convolutions_are_taken_for_padded_with_zeros(engine: Engine, mode: Padd
         return
     with pytest.raises(Violation, match="norms are wrong"):
         assert_norms_exact(got, run.answer(signals[0]))
+
+
+THIRDS = (
+    "v2:AAAAacrB7wN4-fgd9xKrRsqukBLVqhiYT0DKB1HuNaVX7jUiI_eaIHIvUqlISf6FhAsF2RdhN6EsbFKrQ1FpAok8Qg5CrvgIuQepSDGhT5ECqwI"
+    "JlinwYnFYFitGVCxWYKELaeQpoTgXlqVqAR47hY0"
+)
+"""A rank of three samples: Opacus divides by three, and multiplies by three what attention and LayerNorm made of it."""
+
+
+def test_a_third_of_a_loss_that_is_scaled_back_rounds_and_is_no_finding(engine: Engine) -> None:
+    found = tokens.decode(THIRDS).case
+    assert isinstance(found, TrainingCase)
+    run = Run(engine, f"{HERE}:sound")
+    answer, execution = run.answer(found), run(found, observe={"norms"})
+    rooms = bounds.scaling_rooms(answer, answer.steps[1])
+    assert all(0 < room < 2.0**-30 for room in rooms)
+    assert_norms_exact(execution, answer)
+    got, squared = float(execution.ranks[0].steps[1].norms[1]), Fraction(float(answer.steps[1].squared_norms[1]))
+    exact, bound = bounds.square_root(squared), bounds.sample_norm_bound(answer)
+    assert bound < abs(Fraction(got) - exact) / exact < 2 * bound
+    halves = replace(found, layout=BatchLayout("contiguous", 4))
+    assert not any(bounds.scaling_rooms(run.answer(halves), run.answer(halves).steps[0]))
 
 
 @pytest.mark.parametrize(("rows", "ranks", "raises"), [(1, 2, True), (2, 2, False), (2, 3, True), (4, 3, False)])
