@@ -45,7 +45,7 @@ def test_those_that_change_nothing_and_were_read_are_counted() -> None:
     unchanged = [row for row in mutants.rows() if row["outcome"] == "changes nothing"]
     read = Counter(row["read"] for row in unchanged if "read" in row)
     assert all(row["reason"] for row in unchanged if "read" in row)
-    assert (len(unchanged), dict(read)) == (63, {"equivalent": 22, "no case": 24, "other cases": 17})
+    assert (len(unchanged), dict(read)) == (59, {"equivalent": 24, "no case": 24, "other cases": 11})
     said = " ".join(DOCUMENT.split())
     assert f"Of the {len(unchanged)} that change nothing {read.total()} were read one by one" in said
     killed, effective = mutants.effective(mutants.rows())
