@@ -2,8 +2,9 @@
 
 ``python -m benchmarks mutants`` counts the record, benchmarks/mutants.jsonl. Its rows are those that ``fsdpcheck faults
 --adapter reference --mutants 300 --keep FILE`` has judged, seed 0, each with the commit, and a mutant whose outcome was
-doubtful, or whose cases were drawn later, as it was judged last. Who survived has a ``kind`` and a ``reason``; of those of the kind "same" the reasons
-are in benchmarks/mutants_equivalent.json too, which the command takes as ``--equivalent``.
+doubtful, or whose cases were drawn later, as it was judged last. Who survived has a ``kind`` and a ``reason``; of those
+of the kind "same" the reasons are in benchmarks/mutants_equivalent.json too, which the command takes as
+``--equivalent``.
 Who changes nothing may have ``read``: "equivalent", "no case" of a law has what would show it, or "other cases" would;
 and the reason. ``adapter``: where it is not the reference that judged it.
 """

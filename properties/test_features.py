@@ -60,7 +60,7 @@ def _each_its_own(case: TrainingCase) -> TrainingCase:
     spec = case.model
     if spec.own is not None or spec.tied is not None:
         return case
-    return replace(case, model=replace(spec, units=(1,) * (len(spec.layers) + spec.has_front)))
+    return replace(case, model=replace(spec, units=(1,) * (len(spec.layers) + spec.has_front), bare_units=False))
 
 
 def _accepted(case: TrainingCase, run: Run) -> TrainingCase:

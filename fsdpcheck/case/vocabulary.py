@@ -145,8 +145,8 @@ TRAITS: Final[Mapping[Trait, TraitRow]] = {
                                        low_precision="none"),
     "padding-mode-private": TraitRow("a convolution that is padded with numbers of its input, under per-sample"
                                      " clipping", _RULE, low_precision="none"),
-    "bare-units": TraitRow("a unit that is a layer itself", ("Setup.units",)),
     "masked-private": TraitRow("an nn.MultiheadAttention with masks, under per-sample clipping", _RULE,
                                low_precision="none"),
+    "bare-units": TraitRow("a unit that is a layer itself", ("Setup.units",)),
 }  # fmt: skip
 """Every trait."""

@@ -119,7 +119,7 @@ def tied_apart(case: TrainingCase, features: Features) -> TrainingCase | None:
     model = case.model
     layers = (LayerSpec(model.features), LayerSpec(model.features, activation="relu"), *model.layers)
     units = (1,) * (len(layers) + model.has_front)
-    found = replace(case, model=replace(model, layers=layers, tied=(0, 1), units=units))
+    found = replace(case, model=replace(model, layers=layers, tied=(0, 1), units=units, bare_units=False))
     return _taken(found, features, "tied", "tied-apart")
 
 
@@ -201,7 +201,8 @@ def _behind_its_input(case: TrainingCase, layer: LayerSpec) -> TrainingCase:
     model = case.model
     units = (model.units[0] + 1, *model.units[1:]) if model.units else ()
     tied = None if model.tied is None else (_behind(model.tied[0]), _behind(model.tied[1]))
-    return replace(case, model=replace(model, layers=(layer, *model.layers), units=units, tied=tied))
+    model = replace(model, layers=(layer, *model.layers), units=units, tied=tied, bare_units=False)
+    return replace(case, model=model)
 
 
 def of_unequal_numbers(case: TrainingCase, features: Features) -> TrainingCase | None:

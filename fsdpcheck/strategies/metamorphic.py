@@ -266,6 +266,6 @@ def _groupings(case: TrainingCase) -> Iterator[TrainingCase]:
         return
     items = len(spec.layers) + spec.has_front
     for units in ((1,) * items, (items,), (), (items - 1,) if items > 1 else ()):
-        other = replace(spec, units=units)
+        other = replace(spec, units=units, bare_units=False)
         if spec.tied is None or len({item_units(other)[place + spec.has_front] for place in spec.tied}) == 1:
             yield replace(case, model=other)
