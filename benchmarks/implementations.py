@@ -28,7 +28,7 @@ _PACKAGES: Final = re.compile(r"/\S*?/site-packages/")
 """Where packages are on the machine that ran it."""
 _DEFECTS: Final = (
     "opacus", "opacus:few_rows", "opacus:empty_ranks", "opacus:padding_idx", "opacus:summing", "opacus:bags",
-    "opacus:unbiased", "opacus:beside", "opacus:padding_mode", "opacus:poisson", "opacus:one_stream",
+    "opacus:unbiased", "opacus:beside", "opacus:poisson", "opacus:one_stream",
     "opacus_ddp:padding_idx",
     "fsdp1:hybrid_of_one", "fsdp1:tied_apart", "fsdp1:passed_on", "fsdp1:unsynced", "fsdp1:hooked",
     "tensor_parallel:empty_ranks", "tensor_parallel:few_rows", "fully_shard:by_the_book", "fully_shard:inferring",
