@@ -5,9 +5,12 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import get_args
 
+from hypothesis import strategies as st
+
 from fsdpcheck.adapters.contract import Features
 from fsdpcheck.case import Arithmetic, LayerSpec, MeshSpec, ModelSpec, StepSpec, TrainingCase, Trait
-from fsdpcheck.strategies import rare_variants
+from fsdpcheck.strategies import adjustments, enumeration, metamorphic, rare_variants
+from fsdpcheck.strategies.adjustments import ADJUSTMENTS
 
 ALL = Features(frozenset({"plain"}), frozenset(get_args(Trait)))
 NONE = Features(frozenset({"plain"}))
@@ -82,6 +85,20 @@ def test_units_of_one_layer_are_bare_where_nothing_else_calls_the_layer_or_has_i
         TrainingCase(model, step=apart, arithmetic=PLAIN),
     ):
         assert not any(one.model.bare_units for one in changed(case))
+
+
+def test_what_groups_layers_otherwise_or_puts_one_before_them_has_no_bare_units() -> None:
+    bare = TrainingCase(
+        ModelSpec((LayerSpec(3), LayerSpec(3)), features=3, units=(1, 1), bare_units=True), arithmetic=PLAIN
+    )
+    others = [*metamorphic._groupings(bare)]
+    apart = adjustments.tied_apart(bare, ALL)
+    (used,) = enumeration.distinct(
+        ADJUSTMENTS["beside"](st.just(replace(bare, step=StepSpec(clipping="probe"))), ALL), 1
+    )
+    assert apart is not None
+    assert not any(one.model.bare_units for one in (*others, apart, used))
+    assert {one.model.units for one in others} > {(1, 1), (2,)}
 
 
 def test_a_last_linear_is_made_square_where_its_rows_stay_as_even_as_they_were() -> None:
