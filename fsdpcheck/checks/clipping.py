@@ -268,7 +268,8 @@ def _probe_rows(
         exact = bounds.exact_factor(answer, step, row, group) if answer.rule.nested else shown
         weight = Fraction(models.loss_scale(case)) * count / Fraction(case.step.normaliser)
         apart, exact = abs(Fraction(float(other[row])) - shown) * weight, exact * weight
-        relative = bounds.factor_bound(answer) + bounds.probe_bound(case, count, contracted) + 2 * scaled
+        relative = bounds.factor_bound(answer) + bounds.probe_bound(case, count, contracted)
+        relative += scaled * (1 + relative)
         place = sample - k * case.layout.batch_size
         wanted[place, 0] = float(exact)
         error = relative * (exact + apart) + apart + abs(Fraction(float(wanted[place, 0])) - exact)
@@ -297,8 +298,8 @@ def _weights(execution: Execution, answer: Answer, k: int, step: StepAnswer) -> 
         places = [sample - k * case.layout.batch_size for sample in step.samples]
         most = max((bounds.probe_bound(case, m) for m in step.multiplicity), default=Fraction(0))
         return rows_R[places] / models.loss_scale(case), most
-    further = 2 * bounds.scaled_factor_bound(answer, step)
-    return _right_weights(answer, step, 0), bounds.weight_bound(answer) + further
+    scaled, bound = bounds.scaled_factor_bound(answer, step), bounds.weight_bound(answer)
+    return _right_weights(answer, step, 0), bound + scaled * (1 + bound)
 
 
 def _right_weights(answer: Answer, step: StepAnswer, group: int) -> Tensor:
